@@ -1,0 +1,33 @@
+"""Add up the gradients of each distinct row over a batch, in a fixed order."""
+
+from torch import Tensor
+
+from hotrows.ops.add_up import reference
+
+
+def add_up(
+    grad: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    num: Tensor,
+    bag_of: Tensor | None,
+    scale: Tensor | None,
+    winner: Tensor | None,
+) -> Tensor:
+    """For each distinct row u the sum over its lookups n = order[starts[u]:starts[u + 1]] of scale[n] · grad[bag_of[n]].
+
+    The order of additions depends on `order` and `starts` alone, so the same batch gives the same bits in any cache.
+
+    Args:
+        grad: float32 [bags, D], contiguous. order: int32 [N]. starts: int32 [N + 1]. num: int32 [1], U.
+        bag_of: int32 [N]; None where lookup n is bag n. scale: float32 [N] or None for 1.
+        winner: int32 [bags, D] from max pooling: only where winner[bag_of[n], d] == n does lookup n take part.
+
+    Returns:
+        float32 [N, D], the first U rows filled. (On the CPU [U, D].)
+    """
+    if grad.is_cuda:
+        from hotrows.ops.add_up import kernel
+
+        return kernel.add_up(grad, order, starts, num, bag_of, scale, winner)
+    return reference.add_up(grad, order, starts, num, bag_of, scale, winner)

@@ -1,0 +1,46 @@
+"""Pooled gather in plain PyTorch."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+
+def pool(
+    cache: Tensor, slots: Tensor, offsets: Tensor | None, weights: Tensor | None, dim: int, mode: str
+) -> tuple[Tensor, Tensor | None]:
+    num_lookups = slots.numel()
+    if offsets is None:
+        offsets = torch.arange(num_lookups + 1, dtype=torch.int32, device=slots.device)
+    taking_part = slots >= 0
+    position = None
+    if not bool(taking_part.all()):
+        position = taking_part.nonzero().squeeze(1)
+        before = torch.zeros(num_lookups + 1, dtype=torch.int32, device=slots.device)
+        torch.cumsum(taking_part, 0, out=before[1:])
+        slots, offsets = slots[position], before[offsets]
+        weights = None if weights is None else weights[position]
+    values = cache[:, :dim]
+    if mode == "max":
+        return _maximum(values, slots, offsets, position)
+    if slots.numel() == 0:
+        return values.new_zeros(offsets.numel() - 1, dim), None
+    pooled = embedding_bag(
+        slots, values, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
+    )
+    return pooled, None
+
+
+def _maximum(values: Tensor, slots: Tensor, offsets: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
+    num_bags, dim = offsets.numel() - 1, values.shape[1]
+    best = values.new_full((num_bags, dim), float("-inf"))
+    winner = torch.full((num_bags, dim), -1, dtype=torch.int32, device=values.device)
+    lengths = offsets[1:] - offsets[:-1]
+    for step in range(int(lengths.max()) if num_bags else 0):
+        bags = (lengths > step).nonzero().squeeze(1)
+        lookup = offsets[bags] + step
+        candidate = values[slots[lookup]]
+        name = (lookup if position is None else position[lookup]).int().unsqueeze(1)
+        better = (candidate > best[bags]) | (winner[bags] < 0)
+        winner[bags] = torch.where(better, name, winner[bags])
+        best[bags] = torch.where(better, candidate, best[bags])
+    return torch.where(winner < 0, 0.0, best), winner

@@ -1,0 +1,35 @@
+"""An open-addressing hash table from row to cell, worked on by a whole batch at a time.
+
+The table is one int64 array `keys` of M + 1 cells: a row, EMPTY or ERASED in the first M, BARRED in the last (where
+Triton's unmasked compare-and-swap sends its idle lanes). A row is looked for from its hashed cell onwards, round the
+end, until it or an EMPTY cell is met; the table is never full, so every search ends.
+"""
+
+from torch import Tensor
+
+from hotrows.ops.row_table import reference
+
+EMPTY = -1
+ERASED = -2
+BARRED = -3
+
+
+def find(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
+    """Cell of each of the first `num` rows, int64 [N]; -1 for rows that are absent, for NO_ROW and beyond `num`."""
+    if keys.is_cuda:
+        from hotrows.ops.row_table import kernel
+
+        return kernel.find(keys, rows, num)
+    return reference.find(keys, rows, num)
+
+
+def insert(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
+    """Claim a cell for each of the first `num` rows, int64 [N]; -1 for NO_ROW and beyond `num`.
+
+    The rows must be distinct and absent from the table.
+    """
+    if keys.is_cuda:
+        from hotrows.ops.row_table import kernel
+
+        return kernel.insert(keys, rows, num)
+    return reference.insert(keys, rows, num)

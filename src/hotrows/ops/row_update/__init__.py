@@ -1,0 +1,23 @@
+"""Apply one optimizer step to rows in the cache, weights and state in one pass over their records."""
+
+from torch import Tensor
+
+from hotrows.ops.row_update import reference
+
+
+def row_update(
+    rule: str, cache: Tensor, slots: Tensor, grads: Tensor, num: Tensor, dim: int, hyper: tuple[float, ...]
+) -> None:
+    """Update the records in the first `num` slots, each with its own gradient.
+
+    Args:
+        rule: a name in `reference.RULES`, which says what `hyper` holds and where in the record the state is.
+        cache: float32 [≥ S, W]. slots: int32 [K], each slot once, NO_SLOT to leave out.
+        grads: float32 [≥ num, dim]. num: int32 [1].
+    """
+    if cache.is_cuda:
+        from hotrows.ops.row_update import kernel
+
+        kernel.row_update(rule, cache, slots, grads, num, dim, hyper)
+    else:
+        reference.row_update(rule, cache, slots, grads, num, dim, hyper)

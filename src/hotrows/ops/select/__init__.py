@@ -1,0 +1,25 @@
+"""Choose the slots to give up: the lowest priorities among those that may go."""
+
+from torch import Tensor
+
+from hotrows.ops.select import reference
+
+
+def select(priority: Tensor, last_used: Tensor, pinned: Tensor, oldest: int, num_wanted: Tensor, most: int) -> Tensor:
+    """The `num_wanted` evictable slots of lowest priority, or all evictable ones where they are fewer.
+
+    A slot is evictable when it is not pinned and was last used before batch `oldest`, the first one in flight. Of
+    equal priorities the lower slot goes first.
+
+    Args:
+        priority, last_used: int32 [S]. pinned: bool [S]. num_wanted: int32 [1].
+        most: length of the answer, at least `num_wanted`.
+
+    Returns:
+        int32 [most], ascending; NO_SLOT after the last.
+    """
+    if priority.is_cuda:
+        from hotrows.ops.select import kernel
+
+        return kernel.select(priority, last_used, pinned, oldest, num_wanted, most)
+    return reference.select(priority, last_used, pinned, oldest, num_wanted, most)

@@ -1,0 +1,23 @@
+"""Victim selection in plain PyTorch."""
+
+import torch
+from torch import Tensor
+
+from hotrows.ops.rows import NO_SLOT
+
+
+def select(priority: Tensor, last_used: Tensor, pinned: Tensor, oldest: int, num_wanted: Tensor, most: int) -> Tensor:
+    chosen = torch.full((most,), NO_SLOT, dtype=torch.int32, device=priority.device)
+    evictable = ((last_used < oldest) & ~pinned).nonzero().squeeze(1)
+    wanted = min(int(num_wanted), evictable.numel())
+    if wanted == 0:
+        return chosen
+    if wanted < evictable.numel():
+        candidates = priority[evictable]
+        limit = torch.kthvalue(candidates, wanted).values
+        below = candidates < limit
+        ties = (candidates == limit).nonzero().squeeze(1)[: wanted - int(below.sum())]
+        below[ties] = True
+        evictable = evictable[below]
+    chosen[:wanted] = evictable
+    return chosen
