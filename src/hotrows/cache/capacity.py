@@ -1,0 +1,52 @@
+"""How many rows a cache holds, from what the user wrote: 500_000, "1.5%" or "2GB"."""
+
+import logging
+import math
+import re
+
+logger = logging.getLogger("hotrows")
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_ALLOWED = 'give a number of rows (500_000), a share of the rows ("1.5%"), or memory ("2GB")'
+
+
+def cache_rows(cache: int | str, num_rows: int, record_bytes: int) -> int:
+    """The number of slots for a group of `num_rows` rows."""
+    wanted = _parse(cache, num_rows, record_bytes)
+    if wanted < 1:
+        raise ValueError(
+            f"cache is {cache!r}, which is no room for a single row of {record_bytes} bytes: {_ALLOWED}"
+        )
+    if wanted > num_rows:
+        logger.info("cache of %s: %d rows, but there are only %d; using those", cache, wanted, num_rows)
+        return num_rows
+    return wanted
+
+
+def check_cache(cache: int | str) -> None:
+    """Raise where `cache` cannot be read, before any table is made."""
+    _parse(cache, 1, 1)
+
+
+def _parse(cache: int | str, num_rows: int, record_bytes: int) -> int:
+    if isinstance(cache, bool) or not isinstance(cache, int | str):
+        raise ValueError(f"cache is {cache!r}: {_ALLOWED}")
+    if isinstance(cache, int):
+        if cache < 1:
+            raise ValueError(f"cache is {cache}: {_ALLOWED}, at least one row")
+        return cache
+    found = re.fullmatch(r"\s*(\d+(?:[._]\d+)*|\.\d+)\s*(%|[kmgt]i?b)?\s*", cache, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"cache is {cache!r}: {_ALLOWED}")
+    number, unit = float(found[1].replace("_", "")), (found[2] or "").upper()
+    if number <= 0:
+        raise ValueError(f"cache is {cache!r}: {_ALLOWED}, more than nothing")
+    if unit == "%":
+        if number > 100:
+            raise ValueError(f"cache is {cache!r}: a share of the rows is at most 100%")
+        return min(num_rows, math.ceil(num_rows * number / 100))
+    if not unit:
+        if number != int(number):
+            raise ValueError(f"cache is {cache!r}: {_ALLOWED}")
+        return int(number)
+    return int(number * _UNITS[unit]) // record_bytes

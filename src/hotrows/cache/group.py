@@ -1,0 +1,463 @@
+"""A group of rows: a store seen through a cache. Plans, moves and updates of one group meet here.
+
+The rules that make it exact (docs/architecture.md gives the argument):
+
+1. The planner is the only writer of the index, and plans one batch after the other.
+2. All moves run on one lane, in the order of the plans: a row's eviction is done before any later fetch of it.
+3. A plan is *in flight* until its batch has trained. A plan takes no slot that a plan in flight uses, and its moves
+   wait for the batches that had been released when it was made.
+4. A batch waits for its own moves, nothing else.
+5. The current value of a row is in its slot if the index knows it, else in the store. The overflow buffer holds copies:
+   they are written back only if nothing was planned since they were read, otherwise the rows are planned anew.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hotrows.cache.lanes import Lane, Mark, caller_mark, make_lanes
+from hotrows.cache.late import LateNumbers, submit_counted
+from hotrows.cache.planner import Counts, Placing, Plan, Planner
+from hotrows.cache.stats import Stats
+from hotrows.errors import BadIdError
+from hotrows.ops.add_up import add_up
+from hotrows.ops.distinct import Distinct, distinct
+from hotrows.ops.row_update import row_update
+from hotrows.ops.rows import NO_ROW
+from hotrows.optim import RowOptimizer
+from hotrows.stores import Store
+
+NOTHING_BAD = 0
+
+
+@dataclass
+class Rows:
+    """The rows a batch looks up, made in the planning lane.
+
+    `bad` is int64 [3] (what, position, value), `what` being NOTHING_BAD if all is well; a batch that is not well has
+    no rows at all, so that it changes nothing.
+    """
+
+    rows: Tensor  # int64 [N]
+    bad: Tensor | None = None
+
+
+@dataclass
+class Request:
+    """A batch's rows on their way to a plan."""
+
+    distinct: Distinct
+    number: int | None  # under which it was announced to the policy
+    made: Mark
+    num_rows: LateNumbers
+    bad: LateNumbers | None
+    describe: Callable[[list[int]], str] | None
+    holds: object  # what the planning lane reads, kept until it has
+    checked: bool = False
+
+    def check(self) -> None:
+        """Raise if the batch is bad; waits for the planning lane to have looked at it."""
+        if self.bad is not None and not self.checked:
+            self.checked = True
+            found = self.bad.get()
+            if found[0] != NOTHING_BAD:
+                assert self.describe is not None
+                raise BadIdError(self.describe(found))
+
+
+@dataclass
+class Flight:
+    """A plan in flight."""
+
+    plan: Plan
+    request: Request
+    placing: Placing
+    late: LateNumbers
+    planned: Mark
+    after: tuple[Mark, ...]
+    counts: Counts | None = None
+    moved: Mark | None = None
+    holds: int = 1
+    landed: bool = False
+
+
+@dataclass
+class Contribution:
+    """Gradients of one forward pass, by row, waiting to be applied together with others."""
+
+    rows: Tensor  # int64 [N], distinct, NO_ROW behind the last
+    grads: Tensor  # float32 [N, D], as many as there are rows
+
+
+@dataclass
+class RowGroup:
+    """The rows of tables of one dim, their cache and their optimizer.
+
+    Args:
+        store: all rows. planner: over as many slots as the cache has.
+    """
+
+    store: Store
+    planner: Planner
+    optimizer: RowOptimizer | None
+    device: torch.device
+    stats: Stats = field(default_factory=Stats)
+    steps: int = 0  # of the optimizer
+
+    def __post_init__(self) -> None:
+        layout = self.store.layout
+        self.num_slots = self.planner.slots.num
+        self.dim = layout.dim
+        self.cache = torch.zeros(self.num_slots, layout.words, dtype=layout.dtype, device=self.device)
+        self.plan_lane: Lane
+        self.move_lane: Lane
+        self.plan_lane, self.move_lane = make_lanes(self.device)
+        self._flights: dict[int, Flight] = {}
+        self._unsettled: deque[Flight] = deque()
+        self._released: list[Mark] = [caller_mark(self.device)]
+        self._planned: Mark = caller_mark(self.device)
+        self._buried: deque[tuple[tuple[Mark, ...], object]] = deque()
+        self._unchecked: deque[Request] = deque()
+        self._uncounted: deque[Request] = deque()
+        self._abandoned: deque[Flight] = deque()
+        self._next_number = 0
+        self._num_pinned = 0
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        make: Callable[[], Rows],
+        holds: object,
+        describe: Callable[[list[int]], str] | None = None,
+        announce: bool = False,
+    ) -> Request:
+        """Find the distinct rows of a batch in the planning lane; with `announce`, tell the policy it will come.
+
+        Args:
+            make: makes the rows from tensors that the caller's lane has made, and that `holds` keeps alive.
+            describe: words for what `Rows.bad` found.
+        """
+        self._catch_up()
+        number = None
+        if announce:
+            number, self._next_number = self._next_number, self._next_number + 1
+        made: list[tuple[Distinct, LateNumbers | None]] = []
+
+        def work() -> Tensor:
+            rows = make()
+            unique = distinct(rows.rows)
+            if number is not None:
+                self.planner.announce(unique, number)
+            made.append((unique, None if rows.bad is None else LateNumbers(rows.bad)))
+            return unique.num
+
+        late, mark = submit_counted(self.plan_lane, work, after=[caller_mark(self.device)])
+        unique, bad = made[0]
+        if bad is not None:
+            bad.arrives(mark)
+        self._planned = mark
+        request = Request(unique, number, mark, late, bad, describe, holds)
+        self._bury(request, mark)
+        if announce:
+            self._uncounted.append(request)
+        return request
+
+    def withdraw(self, request: Request) -> None:
+        """An announced batch will not be planned."""
+        if request.number is not None:
+            number, request.number = request.number, None
+            self._planned = self.plan_lane.submit(lambda: self.planner.withdraw(request.distinct, number))
+            self._bury(request, self._planned)
+
+    # -- plans --------------------------------------------------------------------------------------------------
+
+    def plan_ahead(self, request: Request) -> Flight:
+        """Plan a batch before its turn, all or nothing. `settle` tells whether it fitted."""
+        self._settle_unmoved()
+        return self._plan(request, Placing.ALL_OR_NOTHING, after=())
+
+    def settle(self, flight: Flight) -> bool:
+        """Look at a plan's counts; queue its moves, or forget it where it did not fit."""
+        self._settle_all()
+        assert flight.counts is not None
+        return bool(flight.counts.fits)
+
+    def plan_now(self, request: Request, placing: Placing) -> Flight:
+        """Plan a batch at its turn; what has no slot is copied to the overflow buffer."""
+        self._settle_unmoved()
+        flight = self._plan(request, placing, after=(caller_mark(self.device),))
+        if placing is not Placing.NOTHING:
+            request.number = None  # it has come
+            self.stats.on_the_spot += 1
+        if self.device.type != "cuda" or self._can_overflow(flight):
+            self._settle_all()
+        else:
+            self._move(flight)
+        return flight
+
+    def _plan(self, request: Request, placing: Placing, after: tuple[Mark, ...]) -> Flight:
+        oldest = min(self._flights, default=None)
+        made: list[Plan] = []
+
+        def work() -> Tensor:
+            made.append(self.planner.plan(request.distinct, placing, oldest, request.number))
+            return made[0].counts
+
+        late, mark = submit_counted(self.plan_lane, work)
+        self._planned = mark
+        # what was released before this plan was made is what its moves wait for
+        flight = Flight(made[0], request, placing, late, mark, (*self._released, *after))
+        self._flights[flight.plan.batch] = flight
+        self._unsettled.append(flight)
+        return flight
+
+    def _can_overflow(self, flight: Flight) -> bool:
+        """Whether, for all the host knows without waiting, rows of a plan may have no slot."""
+        if flight.placing is Placing.NOTHING or not self.planner.index.any_slot:
+            return True
+        in_flight = sum(other.plan.row_slots.numel() for other in self._flights.values())
+        return in_flight + self._num_pinned > self.num_slots
+
+    def _settle_unmoved(self) -> None:
+        """See to it that the moves of every plan are queued."""
+        if any(flight.moved is None for flight in self._unsettled):
+            self._settle_all()
+
+    def _settle_all(self) -> None:
+        while self._unsettled:
+            self._settle_first()
+
+    def _settle_first(self) -> None:
+        flight = self._unsettled.popleft()
+        counts = flight.counts = Counts(*flight.late.get())
+        self.planner.settle(flight.plan, counts, flight.placing)
+        record_bytes = self.store.layout.num_bytes
+        self.stats.bytes_in += (counts.placed + counts.overflow) * record_bytes
+        self.stats.bytes_out += counts.evictions * record_bytes
+        if flight.placing is Placing.NOTHING:
+            self.stats.read_rows += counts.unique
+        elif counts.fits:
+            self.stats.batches += 1
+            self.stats.lookups += counts.lookups
+            self.stats.unique += counts.unique
+            self.stats.hits += counts.hits
+            self.stats.misses += counts.misses
+            self.stats.evictions += counts.evictions
+            self.stats.overflow += counts.overflow
+        else:
+            self.stats.shrinks += 1
+            self._flights.pop(flight.plan.batch)
+            self._bury(flight, flight.planned)
+            return
+        if flight.moved is None:
+            self._reserve_overflow(counts.overflow)
+            self._move(flight)
+
+    # -- moves --------------------------------------------------------------------------------------------------
+
+    def _move(self, flight: Flight) -> None:
+        plan, store, cache = flight.plan, self.store, self.cache
+
+        def work() -> None:
+            store.swap(cache, plan.move_slots, plan.move_out, plan.move_in, plan.num_moves)
+            if overflows:
+                nothing = torch.full_like(plan.overflow_rows, NO_ROW)
+                store.swap(cache, plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow)
+
+        overflows = flight.counts is not None and flight.counts.overflow > 0
+        flight.moved = self.move_lane.submit(work, (flight.planned, *flight.after))
+
+    def _reserve_overflow(self, num: int) -> None:
+        """Make the overflow buffer, which lies behind the slots, hold `num` records."""
+        if self.num_slots + num <= self.cache.shape[0]:
+            return
+        self._wait_for_moves()
+        grown = self.cache.new_zeros(self.num_slots + max(num, 2 * (self.cache.shape[0] - self.num_slots)), self.cache.shape[1])
+        grown[: self.cache.shape[0]] = self.cache
+        self.cache = grown
+        caller_mark(self.device).wait()  # the old one is read no more, the new one is written
+
+    def _wait_for_moves(self) -> None:
+        """Block the host until every queued move is done and nothing in the caller's lane uses the cache."""
+        self.move_lane.submit(_do_nothing, (caller_mark(self.device), self._planned)).wait()
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def acquire(self, flight: Flight) -> Plan:
+        """Let the caller's lane wait until the rows of a plan are there."""
+        assert flight.moved is not None
+        late, start = not flight.moved.passed(), time.perf_counter()
+        flight.moved.hold_caller()
+        if late:
+            self.stats.stalls += 1
+            self.stats.stall_seconds += time.perf_counter() - start
+        return flight.plan
+
+    def hold(self, flight: Flight) -> None:
+        flight.holds += 1
+
+    def drop(self, flight: Flight) -> None:
+        """One who held the flight is done with it; when the last is, its slots may be taken."""
+        flight.holds -= 1
+        if flight.holds == 0:
+            self._land(flight)
+
+    def can_update_in_place(self, flight: Flight) -> bool:
+        """Whether the records that a plan points to still are the current ones."""
+        if flight.landed:
+            return False
+        overflows = flight.counts is not None and flight.counts.overflow > 0
+        return not overflows or flight.plan.batch == self.planner.batch
+
+    def update(self, flight: Flight, grads: Tensor) -> None:
+        """Apply one optimizer step to the rows of a plan, in the caller's lane."""
+        assert self.optimizer is not None
+        self.steps += 1
+        plan = flight.plan
+        self.optimizer.note_step()
+        row_update(
+            self.optimizer.rule, self.cache, plan.row_slots, grads, plan.distinct.num, self.dim,
+            self.optimizer.hyper(self.steps),
+        )  # fmt: skip
+        if flight.counts is not None and flight.counts.overflow > 0:
+            self._write_back_overflow(flight)
+
+    def update_together(self, contributions: list[Contribution]) -> None:
+        """Add up the gradients of several passes by row, then apply one optimizer step."""
+        rows = torch.cat([part.rows for part in contributions])
+        grads = torch.cat([part.grads for part in contributions])
+        request = self.request(lambda: Rows(rows), holds=rows)
+        flight = self.plan_now(request, Placing.WHAT_FITS)
+        plan = self.acquire(flight)
+        unique = plan.distinct
+        self.update(flight, add_up(grads, unique.order, unique.starts, unique.num, None, None, None))
+        self.drop(flight)
+
+    def _write_back_overflow(self, flight: Flight) -> None:
+        assert flight.counts is not None
+        plan, store, cache = flight.plan, self.store, self.cache
+
+        def work() -> None:
+            nothing = torch.full_like(plan.overflow_rows, NO_ROW)
+            store.swap(cache, plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow)
+
+        flight.moved = self.move_lane.submit(work, [caller_mark(self.device)])
+        self.stats.bytes_out += flight.counts.overflow * store.layout.num_bytes
+
+    def _land(self, flight: Flight) -> None:
+        mark = caller_mark(self.device)
+        flight.landed = True
+        del self._flights[flight.plan.batch]
+        self._released = [other for other in self._released if not other.passed()]
+        self._released.append(mark)
+        assert flight.moved is not None
+        self._bury(flight, mark, flight.moved)
+
+    # -- whole-table operations -----------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write every row of the cache back to the store, and wait for it."""
+        self._move_all_slots(out=True)
+        self.check()
+
+    def reload(self) -> None:
+        """Read every row of the cache again from the store, after the store was written from outside."""
+        self._move_all_slots(out=False)
+
+    def _move_all_slots(self, out: bool) -> None:
+        self._settle_all()
+        store, cache, slots = self.store, self.cache, self.planner.slots
+        moving: list[Tensor] = []
+
+        def work() -> None:
+            rows = slots.row[: slots.num]
+            nothing = torch.full_like(rows, NO_ROW)
+            place = torch.arange(slots.num, dtype=torch.int32, device=rows.device)
+            num = torch.full((1,), slots.num, dtype=torch.int32, device=rows.device)
+            store.swap(cache, place, rows if out else nothing, nothing if out else rows, num)
+            moving.append((rows >= 0).sum())
+
+        self.move_lane.submit(work, (caller_mark(self.device), self._planned)).wait()
+        num_bytes = int(moving[0]) * store.layout.num_bytes
+        if out:
+            self.stats.bytes_out += num_bytes
+        else:
+            self.stats.bytes_in += num_bytes
+
+    def pin(self, rows: Tensor) -> None:
+        """Bring rows into the cache and never evict them."""
+        flight = self.plan_now(self.request(lambda: Rows(rows), holds=rows), Placing.WHAT_FITS)
+        self._settle_all()
+        assert flight.counts is not None
+        try:
+            if flight.counts.overflow:
+                raise ValueError(
+                    f"{flight.counts.unique:,} rows to pin, but {flight.counts.overflow:,} of them find no slot in a "
+                    f"cache of {self.num_slots:,}: pin fewer rows or make the cache larger"
+                )
+            pinned = self.planner.slots.pinned
+            self._planned = self.plan_lane.submit(lambda: _set(pinned, flight.plan.row_slots))
+            self._num_pinned = int(pinned.sum())
+        finally:
+            self.acquire(flight)
+            self.drop(flight)
+
+    def unpin(self) -> None:
+        """Let pinned rows go again."""
+        self._planned = self.plan_lane.submit(lambda: _clear(self.planner.slots.pinned))
+        self._num_pinned = 0
+
+    # -- bookkeeping ----------------------------------------------------------------------------------------------
+
+    def check_later(self, request: Request) -> None:
+        """Check a request for bad ids when the host can know without waiting, at the latest at `flush`."""
+        if request.bad is not None:
+            self._unchecked.append(request)
+
+    def check(self, wait: bool = True) -> None:
+        """Raise for a batch with bad ids among those to be checked later."""
+        while self._unchecked and (wait or self._unchecked[0].made.passed()):
+            self._unchecked.popleft().check()
+
+    def totals(self) -> Stats:
+        """The stats, with everything queued so far counted in."""
+        self._settle_all()
+        return self.stats
+
+    def abandon(self, flight: Flight) -> None:
+        """As `drop`, from any thread at any time; takes effect before the next plan."""
+        self._abandoned.append(flight)
+
+    def _bury(self, holds: object, *marks: Mark) -> None:
+        """Keep memory that lanes still read until they have passed these marks."""
+        self._buried.append((marks, holds))
+
+    def _catch_up(self) -> None:
+        """Take note of what has happened meanwhile, without waiting for anything."""
+        while self._abandoned:
+            self.drop(self._abandoned.popleft())
+        while self._buried and all(mark.passed() for mark in self._buried[0][0]):
+            self._buried.popleft()
+        while self._uncounted and self._uncounted[0].num_rows.ready():
+            request = self._uncounted.popleft()
+            if request.number is not None:
+                self.planner.policy.counted(request.number, request.num_rows.get()[0])
+        while self._unsettled and self._unsettled[0].moved is not None and self._unsettled[0].late.ready():
+            self._settle_first()
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _set(flags: Tensor, slots: Tensor) -> None:
+    flags[slots[slots >= 0]] = True
+
+
+def _clear(flags: Tensor) -> None:
+    flags.fill_(False)

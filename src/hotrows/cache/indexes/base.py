@@ -1,0 +1,49 @@
+"""What every index can do."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from hotrows.cache.slots import Slots
+from hotrows.ops.select import select
+
+
+class Index(ABC):
+    """Finds the slot of a row. Only the planner writes it."""
+
+    any_slot = True  # whether a row may take any slot
+
+    def __init__(self, num_rows: int, slots: Slots) -> None:
+        self.slots = slots
+
+    @staticmethod
+    def round_slots(num_slots: int) -> int:
+        """The number of slots this index makes of the number asked for."""
+        return num_slots
+
+    @staticmethod
+    @abstractmethod
+    def num_bytes(num_rows: int, num_slots: int) -> int:
+        """Device memory it takes."""
+
+    @abstractmethod
+    def find(self, rows: Tensor, num: Tensor) -> Tensor:
+        """Slot of each of the first `num` int64 [N] rows, int32 [N]; NO_SLOT for absent ones and beyond."""
+
+    @abstractmethod
+    def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
+        """Know that slots[j] holds rows_in[j] instead of rows_out[j]; nothing where slots[j] is NO_SLOT."""
+
+    def place(self, rows: Tensor, num: Tensor, oldest: int) -> Tensor:
+        """A slot for each of the first `num` absent rows, int32 [N], NO_SLOT where there is none.
+
+        Only slots that are not pinned and were last used before batch `oldest`, lowest priority first.
+        """
+        state, end = self.slots, self.slots.num
+        return select(state.priority[:end], state.last_used[:end], state.pinned, oldest, num, rows.numel())
+
+    def maintain(self, most_replaced: int) -> None:
+        """Called before each plan, with the most rows it can replace."""
+
+    def replaced(self, num: int, most: int) -> None:
+        """Called when the host learns how many rows a plan replaced, of the `most` it could have."""

@@ -1,0 +1,154 @@
+"""Lanes: where work runs in order beside the training, and marks by which lanes wait for each other.
+
+All stream, event and thread handling of hotrows is here. On CUDA a lane is a stream and a mark an event; on the CPU a
+lane is a worker thread and a mark a flag. The caller's own lane (the current stream, or the calling thread) trains.
+"""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import torch
+
+
+class Mark(Protocol):
+    """A point in a lane's work."""
+
+    def passed(self) -> bool:
+        """Whether the lane has got there; does not wait."""
+
+    def hold_caller(self) -> None:
+        """Let what the caller's lane does from now on happen after this point."""
+
+    def wait(self) -> None:
+        """Block the host until the lane has got there."""
+
+
+class Lane(Protocol):
+    def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+        """Queue work behind all work queued before and behind the given marks of other lanes."""
+
+
+class Passed:
+    """A mark of a lane that does all its work at once: the calling thread on a CPU."""
+
+    def passed(self) -> bool:
+        return True
+
+    def hold_caller(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+class StreamMark:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def passed(self) -> bool:
+        return self._event.query()
+
+    def hold_caller(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class StreamLane:
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        self._stream = torch.cuda.Stream(device, priority=priority)
+
+    def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+        with torch.cuda.stream(self._stream):
+            for mark in after:
+                mark.hold_caller()
+            work()
+            return StreamMark(self._stream)
+
+
+class CallerLane:
+    """Does work at once in the calling thread."""
+
+    def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+        for mark in after:
+            mark.wait()
+        work()
+        return Passed()
+
+
+class ThreadMark:
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._error: BaseException | None = None
+
+    def passed(self) -> bool:
+        return self._event.is_set()
+
+    def hold_caller(self) -> None:
+        self.wait()
+
+    def wait(self) -> None:
+        self._event.wait()
+        if self._error is not None:
+            raise RuntimeError("moving rows failed; rows that were in the cache may be lost") from self._error
+
+    def pass_(self, error: BaseException | None) -> None:
+        self._error = error
+        self._event.set()
+
+
+_Job = tuple[Callable[[], None], tuple[Mark, ...], ThreadMark]
+
+
+class ThreadLane:
+    """A worker thread that does one job after the other.
+
+    After a failed job nothing more is done: every later mark carries the first error, so that no later fetch can read
+    what an earlier write-back did not write.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None)
+
+    def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+        mark = ThreadMark()
+        self._jobs.put((work, tuple(after), mark))
+        return mark
+
+
+def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
+    failed: BaseException | None = None
+    while (job := jobs.get()) is not None:
+        work, after, mark = job
+        if failed is None:
+            try:
+                for other in after:
+                    other.wait()
+                with torch.no_grad():
+                    work()
+            except BaseException as error:
+                failed = error
+        mark.pass_(failed)
+        del job, work, after, mark  # what a job holds must not live until the next one
+
+
+def caller_mark(device: torch.device) -> Mark:
+    """The point that the caller's lane has got to."""
+    return StreamMark(torch.cuda.current_stream(device)) if device.type == "cuda" else Passed()
+
+
+def make_lanes(device: torch.device) -> tuple[Lane, Lane]:
+    """A lane to plan in and a lane to move rows in."""
+    if device.type == "cuda":
+        # planning is a chain of small kernels that moves wait for: it goes before the training's large ones
+        return StreamLane(device, priority=-1), StreamLane(device, priority=-1)
+    return CallerLane(), ThreadLane("hotrows-mover")
+
+

@@ -1,0 +1,39 @@
+"""Numbers that the host reads late: copied to it asynchronously, looked at when the copy is long done."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from hotrows.cache.lanes import Lane, Mark
+
+
+class LateNumbers:
+    """A small tensor on its way to the host. Make it inside `work` of a lane, then give it that lane's mark."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+        self._mark: Mark | None = None
+
+    def arrives(self, mark: Mark) -> None:
+        self._mark = mark
+
+    def ready(self) -> bool:
+        return self._mark is not None and self._mark.passed()
+
+    def get(self) -> list[int]:
+        """The numbers, waiting for them where they are not there yet."""
+        assert self._mark is not None
+        self._mark.wait()
+        return [int(number) for number in self._numbers]
+
+
+def submit_counted(lane: Lane, work: Callable[[], Tensor], after: Iterable[Mark] = ()) -> tuple[LateNumbers, Mark]:
+    """Queue work on a lane and send the tensor it answers to the host."""
+    late: list[LateNumbers] = []
+    mark = lane.submit(lambda: late.append(LateNumbers(work())), after)
+    late[0].arrives(mark)
+    return late[0], mark

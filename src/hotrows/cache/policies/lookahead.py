@@ -1,0 +1,52 @@
+"""Look ahead: never evict what the window needs; among the rest, the least frequent first.
+
+Rows that are needed go in the order of their next use, the furthest first, so that within the window the choice is
+the optimal one (Belady's). The next use of a row is read off a bit mask of the announced batches that need it.
+"""
+
+import torch
+from torch import Tensor
+
+from hotrows.cache.policies.base import Access, Policy
+from hotrows.cache.policies.upcoming import NOT_NEEDED, WINDOW_LIMIT, UpcomingUses
+from hotrows.cache.slots import Slots
+
+NEEDED = 2**31 - 1  # less the number of the batch that needs the row next
+MOST_FREQUENT = 2**30 - 1  # counts stay below every needed row's priority
+
+
+class Lookahead(Policy):
+    looks_ahead = True
+    window_limit = WINDOW_LIMIT
+
+    def bind(self, slots: Slots) -> None:
+        super().bind(slots)
+        self._seen = torch.zeros(slots.num + 1, dtype=torch.int32, device=slots.device)
+        self._upcoming = UpcomingUses(slots.device)
+
+    def announce(self, rows: Tensor, slots: Tensor, num: Tensor, number: int) -> None:
+        self._upcoming.add(rows, num, number)
+        # an earlier need is the higher priority already
+        self.slots.priority[slots] = self.slots.priority[slots].clamp(min=NEEDED - number)
+
+    def withdraw(self, rows: Tensor, slots: Tensor, num: Tensor, number: int) -> None:
+        next_use = self._upcoming.take(rows, num, number)
+        self._upcoming.leave(number)
+        self._prioritize(slots, next_use, self._seen[slots])
+
+    def counted(self, number: int, num_rows: int) -> None:
+        self._upcoming.count(number, num_rows)
+
+    def came(self, number: int) -> None:
+        self._upcoming.leave(number)
+
+    def access(self, access: Access) -> None:
+        seen = torch.where(access.fresh, 0, self._seen[access.slots]) + access.occurrences
+        seen = seen.clamp(max=MOST_FREQUENT)
+        self._seen[access.slots] = seen
+        next_use = self._upcoming.take(access.rows, access.num, access.number, access.done)
+        self._prioritize(access.slots, next_use, seen)
+
+    def _prioritize(self, slots: Tensor, next_use: Tensor, seen: Tensor) -> None:
+        priority = torch.where(next_use == NOT_NEEDED, seen, NEEDED - next_use)
+        self.slots.priority[slots] = priority.int()

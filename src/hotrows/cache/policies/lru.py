@@ -1,0 +1,8 @@
+"""Least recently used."""
+
+from hotrows.cache.policies.base import Access, Policy
+
+
+class LRU(Policy):
+    def access(self, access: Access) -> None:
+        self.slots.priority.index_fill_(0, access.slots, access.batch)

@@ -1,0 +1,102 @@
+"""Which announced batches need a row: a hash table from row to a mask of 64 batches."""
+
+import torch
+from torch import Tensor
+
+from hotrows.ops import row_table
+
+WINDOW_LIMIT = 64  # batches in one mask
+NOT_NEEDED = 2**31 - 1
+SMALLEST = 1 << 12
+FULL = 0.75  # share of the cells that may be taken, erased ones counted
+ROOM = 2.5  # cells per taken one when the table is built anew
+
+
+class UpcomingUses:
+    """The uses of rows by batches that were announced and have not come yet, at most 64 at a time.
+
+    Costs memory in proportion to the rows in the window. Until the host has learned how many rows a batch has, the
+    length of its array is the estimate, from above.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._in_window: dict[int, int] = {}
+        self._most_erased = 0
+        self._keys, self._uses = self._empty(SMALLEST)
+
+    def add(self, rows: Tensor, num: Tensor, number: int) -> None:
+        """Batch `number` will need the first `num` of these distinct rows."""
+        assert len(self._in_window) < WINDOW_LIMIT
+        self._reserve(rows.numel())
+        self._in_window[number] = rows.numel()
+        known = row_table.find(self._keys, rows, num)
+        new = row_table.insert(self._keys, torch.where(known < 0, rows, -1), num)
+        cells = torch.where(known >= 0, known, new)
+        target = torch.where(cells >= 0, cells, self._keys.numel() - 1)
+        uses = torch.where(known >= 0, self._uses[target], 0)
+        self._uses[target] = uses | _bit(number)
+
+    def take(self, rows: Tensor, num: Tensor, number: int | None, done: Tensor | None = None) -> Tensor:
+        """Strike batch `number` off these rows, and answer which batch needs each of them next, int64 [N].
+
+        Nothing is struck off where `number` is None, or where the scalar `done` is false.
+        """
+        cells = row_table.find(self._keys, rows, num)
+        nowhere = self._keys.numel() - 1
+        target = torch.where(cells >= 0, cells, nowhere)
+        uses = torch.where(cells >= 0, self._uses[target], 0)
+        if number is None:
+            return _first(uses, min(self._in_window, default=0))
+        remaining = uses & ~_bit(number)
+        if done is not None:
+            remaining = torch.where(done, remaining, uses)
+        self._uses[target] = remaining
+        over = (cells >= 0) & (remaining == 0)
+        self._keys[torch.where(over, cells, nowhere)] = torch.where(over, row_table.ERASED, row_table.BARRED)
+        return _first(remaining, number + 1)
+
+    def count(self, number: int, num_rows: int) -> None:
+        """The host has learned how many rows batch `number` has."""
+        if number in self._in_window:
+            self._in_window[number] = num_rows
+
+    def leave(self, number: int) -> None:
+        """Batch `number` is no longer ahead."""
+        self._most_erased += self._in_window.pop(number)
+
+    def _reserve(self, num_rows: int) -> None:
+        taken = sum(self._in_window.values()) + self._most_erased
+        if taken + num_rows <= FULL * (self._keys.numel() - 1):
+            return
+        old_keys, old_uses = self._keys, self._uses
+        live = sum(self._in_window.values()) + num_rows
+        self._keys, self._uses = self._empty(max(SMALLEST, int(ROOM * live)))
+        self._most_erased = 0
+        rows = old_keys[:-1]
+        num = torch.full((1,), rows.numel(), dtype=torch.int32, device=self._device)
+        cells = row_table.insert(self._keys, rows, num)  # erased and empty cells hold no row
+        self._uses[torch.where(cells >= 0, cells, self._keys.numel() - 1)] = old_uses[:-1]
+
+    def _empty(self, num_cells: int) -> tuple[Tensor, Tensor]:
+        keys = torch.full((num_cells + 1,), row_table.EMPTY, dtype=torch.int64, device=self._device)
+        keys[-1:].fill_(row_table.BARRED)
+        return keys, torch.zeros(num_cells + 1, dtype=torch.int64, device=self._device)
+
+
+def _bit(number: int) -> int:
+    """The bit of a batch in the mask, as a signed 64-bit number."""
+    bit = 1 << (number % 64)
+    return bit - (1 << 64) if bit >> 63 else bit
+
+
+def _first(uses: Tensor, start: int) -> Tensor:
+    """The first of the 64 batches from `start` on whose bit is set; NOT_NEEDED where none is."""
+    turn = start % 64
+    if turn:
+        uses = ((uses >> turn) & ((1 << (64 - turn)) - 1)) | (uses << (64 - turn))
+    lowest = uses & -uses
+    # the exponent of a power of two, without a loop over bits; bit 63 makes the number negative
+    exponent = torch.frexp(lowest.abs().double()).exponent.long() - 1
+    exponent = torch.where(lowest < 0, 63, exponent)
+    return torch.where(uses == 0, NOT_NEEDED, start + exponent)

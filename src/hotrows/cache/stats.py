@@ -1,0 +1,38 @@
+"""What happened in a cache so far."""
+
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass
+class Stats:
+    """Counts since the cache was made. Rows are counted once per batch, however often the batch looks them up."""
+
+    batches: int = 0  # planned for training
+    lookups: int = 0
+    unique: int = 0  # distinct rows: hits + misses
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    bytes_in: int = 0  # store → cache
+    bytes_out: int = 0  # cache → store
+    overflow: int = 0  # rows that went through the overflow buffer
+    shrinks: int = 0  # plans put off because the batches in flight left no room
+    on_the_spot: int = 0  # batches that were not looked ahead
+    read_rows: int = 0  # distinct rows read without training (eval, no_grad)
+    stalls: int = 0  # batches whose rows were not there when they were wanted
+    stall_seconds: float = 0.0  # on the CPU; a GPU's host does not wait
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the distinct rows that were found in the cache."""
+        return self.hits / self.unique if self.unique else 0.0
+
+    def __getitem__(self, name: str) -> float:
+        value: float = getattr(self, name)
+        return value
+
+    def __add__(self, other: "Stats") -> "Stats":
+        return Stats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def as_dict(self) -> dict[str, float]:
+        return {**asdict(self), "hit_rate": self.hit_rate}

@@ -1,0 +1,205 @@
+"""Many tables: one group, one plan, one kernel."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.batch import Jagged
+from hotrows.cache.group import Rows
+from hotrows.cache.policies import Policy
+from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
+from hotrows.nn.module import CachedModule, TableSet
+from hotrows.optim import RowOptimizer
+from hotrows.stores.memory import available_host_memory, require_memory
+from hotrows.table import Table
+
+
+class EmbeddingBagCollection(CachedModule):
+    """Many embedding tables whose rows live in host memory, with one cache of them on the device.
+
+    Called with ids [B, F] (one id per bag) or a `Jagged` (several), it answers [B, F, dim]; with tables of different
+    dims, a tuple of one [B, dim] for each feature. Features are in the order of the tables.
+
+    Args:
+        tables: the tables; tables of one dim share a cache.
+        dim: of the tables that name none of their own.
+        mode: "sum", "mean" or "max".
+        cache: rows on the device: 500_000, "1.5%" or "2GB".
+        optimizer: a row optimizer, such as `hotrows.optim.SGD(lr=0.1)`; None for rows that are only read.
+        policy: who stays in the cache, a name in `hotrows.POLICIES` or a `Policy`.
+        index: "auto", "direct", "hash" or "set-associative".
+        store: "ram".
+        seed: of the first values.
+
+    Example::
+
+        bags = hotrows.EmbeddingBagCollection(
+            [hotrows.Table("C1", 1460), hotrows.Table("C2", 583)], dim=128,
+            cache="1.5%", optimizer=hotrows.optim.SGD(lr=0.1))
+        out = bags(torch.tensor([[0, 582], [1459, 7]]))  # [2, 2, 128]
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        dim: int | None = None,
+        *,
+        mode: str = "sum",
+        cache: int | str = "1.5%",
+        optimizer: RowOptimizer | None = None,
+        policy: str | Policy = "lookahead",
+        index: str = "auto",
+        store: str = "ram",
+        device: torch.device | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(tables, dim, mode, cache, optimizer, policy, index, store, device, seed)
+        self._kept: dict[str, Any] = {
+            "dim": dim, "mode": mode, "cache": cache, "policy": policy, "index": index, "store": store, "seed": seed,
+        }  # fmt: skip
+        pairs = [(name, table) for table in self.tables for name in table.feature_names]
+        self.features = tuple(name for name, _ in pairs)
+        self._table_of = [table for _, table in pairs]
+        self._parts = [_Features(tables, self._table_of, self.device) for tables in self._sets]
+
+    def forward(self, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
+        """Pooled rows: [B, F, dim], or one [B, dim] per feature where dims differ."""
+        pooled = self._pooled(self._lookups(ids))
+        if isinstance(ids, Jagged):
+            num_features, num_samples = ids.lengths.shape
+            out = [
+                rows.view(num_features, num_samples, -1).transpose(0, 1)[:, part.columns]
+                if part.columns is not None
+                else rows.view(num_features, num_samples, -1).transpose(0, 1)
+                for rows, part in zip(pooled, self._parts, strict=True)
+            ]
+        else:
+            out = [rows.view(ids.shape[0], part.num, -1) for rows, part in zip(pooled, self._parts, strict=True)]
+        if len(out) == 1:
+            return out[0]
+        return tuple(out[group][:, place] for group, place in self._places())
+
+    def weight(self, name: str) -> Tensor:
+        """A whole table as a CPU tensor, [num_rows, dim]."""
+        return self._weight(name)
+
+    def load_weight(self, name: str, weight: Tensor) -> None:
+        """Set all rows of a table, such as pretrained ones."""
+        self._load_weight(name, weight)
+
+    def pin(self, name: str, ids: Tensor) -> None:
+        """Bring the rows of these ids into the cache and keep them there."""
+        self._pin(name, ids)
+
+    def to_embedding_bags(self) -> dict[str, torch.nn.EmbeddingBag]:
+        """The same tables as plain PyTorch modules on the CPU, where they fit."""
+        num_bytes = sum(table.num_rows * self.dims[table.name] * 4 for table in self.tables)
+        require_memory("copies of all tables", num_bytes, available_host_memory(), "host memory", "use weight(name)")
+        return {
+            table.name: torch.nn.EmbeddingBag.from_pretrained(self.weight(table.name), freeze=False, mode=self.mode)
+            for table in self.tables
+        }
+
+    def _lookups(self, ids: Any) -> list[Lookups]:
+        if isinstance(ids, Jagged):
+            return self._jagged(ids)
+        if not isinstance(ids, Tensor):
+            raise ValueError(f"ids are a {type(ids).__name__}, give an int64 [B, F] tensor or a hotrows.Jagged")
+        if ids.dim() != 2 or ids.shape[1] != len(self.features):
+            raise ValueError(f"ids are {list(ids.shape)}, give [B, {len(self.features)}]: one column per feature")
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"ids are {ids.dtype}, give int64 (or int32)")
+        return [self._single(ids, part) for part in self._parts]
+
+    def _single(self, ids: Tensor, part: "_Features") -> Lookups:
+        def make() -> Rows:
+            mine = on_device(ids, self.device).long()
+            if part.columns is not None:
+                mine = mine[:, part.columns]
+            num_samples = mine.shape[0]
+            return rows_of(mine.flatten(), part.first_row.repeat(num_samples), part.num_rows.repeat(num_samples))
+
+        def describe(found: list[int]) -> str:
+            _, position, value = found
+            return self._complaint(part.features[position % part.num], f"sample {position // part.num}", value)
+
+        return Lookups(make, describe, key=(ids,))
+
+    def _jagged(self, ids: Jagged) -> list[Lookups]:
+        num_features = ids.lengths.shape[0]
+        if num_features != len(self.features):
+            raise ValueError(f"lengths are {list(ids.lengths.shape)}, give [{len(self.features)}, B]")
+        if ids.weights is not None and self.mode != "sum":
+            raise ValueError(f"weights go with mode 'sum', this collection has mode {self.mode!r}")
+        lengths = on_device(ids.lengths, self.device).flatten()
+        offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int32, device=self.device)
+        torch.cumsum(lengths, 0, dtype=torch.int32, out=offsets[1:])
+        checked = ids.lengths.device.type == "cpu"
+        weights = None if ids.weights is None else ids.weights.to(self.device, torch.float32)
+        return [
+            Lookups(self._rows_of_jagged(ids, offsets, part, checked), self._describe_jagged(ids),
+                    key=(ids.values, ids.lengths), offsets=offsets, weights=weights)
+            for part in self._parts
+        ]  # fmt: skip
+
+    def _rows_of_jagged(self, ids: Jagged, offsets: Tensor, part: "_Features", checked: bool) -> Callable[[], Rows]:
+        num_features, num_samples = ids.lengths.shape
+
+        def make() -> Rows:
+            values = on_device(ids.values, self.device).long()
+            position = torch.arange(values.numel(), dtype=torch.int32, device=self.device)
+            ends = offsets[num_samples :: max(num_samples, 1)] if num_samples else offsets.new_zeros(num_features)
+            feature = torch.searchsorted(ends.contiguous(), position, right=True).clamp_(max=num_features - 1)
+            mask = None if part.columns is None else part.others[feature]
+            rows = rows_of(values, part.first_row_of_all[feature], part.num_rows_of_all[feature], mask)
+            return rows if checked else with_offsets_checked(rows, offsets)
+
+        return make
+
+    def _describe_jagged(self, ids: Jagged) -> Callable[[list[int]], str]:
+        def describe(found: list[int]) -> str:
+            what, position, value = found
+            if what == BAD_OFFSETS:
+                return f"Jagged: lengths must be 0 or more and add up to the {ids.values.numel()} values; they give {value}"
+            ends = ids.lengths.sum(1).cumsum(0).cpu()
+            feature = int(torch.searchsorted(ends, position, right=True))
+            return self._complaint(self.features[feature], f"position {position} of values", value)
+
+        return describe
+
+    def _complaint(self, feature: str, where: str, value: int) -> str:
+        table = self._table_of[self.features.index(feature)]
+        return (
+            f"feature {feature!r}, {where}: id {value} is not in table {table.name!r}, whose ids go from 0 to "
+            f"{table.num_rows - 1}; nothing of this batch was used"
+        )
+
+    def _places(self) -> list[tuple[int, int]]:
+        """For every feature, its group and its place among the group's features."""
+        where = {name: (g, place) for g, part in enumerate(self._parts) for place, name in enumerate(part.features)}
+        return [where[name] for name in self.features]
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"tables": self.tables, "device": str(self.device), "optimizer": self.optimizer, **self._kept}
+
+
+class _Features:
+    """The features of one group: which columns of a batch they are, and where their tables' rows begin."""
+
+    def __init__(self, tables: TableSet, table_of: Sequence[Table], device: torch.device) -> None:
+        mine = [i for i, table in enumerate(table_of) if table.name in tables.first_row]
+        names = [name for table in tables.tables for name in table.feature_names]
+        self.features = names
+        self.num = len(names)
+        first = [tables.first_row.get(table.name, 0) for table in table_of]
+        self.first_row_of_all = torch.tensor(first, device=device)
+        self.num_rows_of_all = torch.tensor([table.num_rows for table in table_of], device=device)
+        self.first_row = self.first_row_of_all[mine]
+        self.num_rows = self.num_rows_of_all[mine]
+        self.columns: Tensor | None = None
+        if self.num != len(table_of):
+            self.columns = torch.tensor(mine, device=device)
+            self.others = torch.ones(len(table_of), dtype=torch.bool, device=device)
+            self.others[self.columns] = False

@@ -1,0 +1,222 @@
+"""One table: a drop-in for `torch.nn.EmbeddingBag` whose rows live in host memory."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.cache.group import Rows
+from hotrows.cache.policies import Policy
+from hotrows.nn.lookups import BAD_OFFSETS, Lookups, check_offsets, on_device, rows_of, with_offsets_checked
+from hotrows.nn.module import CachedModule
+from hotrows.optim import RowOptimizer
+from hotrows.table import FirstValues, Table
+
+NAME = "weight"
+
+
+class EmbeddingBag(CachedModule):
+    """`torch.nn.EmbeddingBag` with its rows in host memory and a cache of them on the device.
+
+    Arguments and call are those of `torch.nn.EmbeddingBag`; after them comes where the rows live. Rows are updated in
+    the backward pass by `optimizer`, with the result, bit for bit, of having all rows on the device.
+
+    Args:
+        max_norm, scale_grad_by_freq: must stay at their defaults: the first changes rows outside the optimizer, the
+            second is not defined for sparse gradients in PyTorch either.
+        sparse: taken and ignored; updates are those of sparse gradients.
+        dtype: float32.
+        cache: rows on the device: 20_000, "1.5%" or "2GB".
+        optimizer: a row optimizer, such as `hotrows.optim.SGD(lr=0.1)`; None for rows that are only read.
+        policy: who stays in the cache, a name in `hotrows.POLICIES` or a `Policy`.
+        index: "auto", "direct", "hash" or "set-associative".
+        init: first values, see `hotrows.Table`.
+        seed: of the first values.
+
+    Example::
+
+        bag = hotrows.EmbeddingBag(1_000_000, 64, mode="sum", cache=20_000, optimizer=hotrows.optim.Adagrad(lr=0.05))
+        out = bag(torch.tensor([1, 2, 4, 5]), torch.tensor([0, 2]))  # [2, 64]
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        cache: int | str = "1.5%",
+        optimizer: RowOptimizer | None = None,
+        policy: str | Policy = "lookahead",
+        index: str = "auto",
+        store: str = "ram",
+        init: FirstValues = "uniform",
+        seed: int = 0,
+    ) -> None:
+        if max_norm is not None:
+            raise ValueError(
+                "max_norm is not supported: it changes rows in the forward pass, outside the optimizer. Use weight "
+                "decay (hotrows.optim.SGD(lr, weight_decay)) to keep rows small"
+            )
+        if scale_grad_by_freq:
+            raise ValueError(
+                "scale_grad_by_freq is not supported: rows are updated as with sparse gradients, for which PyTorch "
+                "does not define it either"
+            )
+        if dtype not in (None, torch.float32):
+            raise ValueError(f"dtype is {dtype}: rows are float32")
+        if padding_idx is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise ValueError(f"padding_idx is {padding_idx}, it must be within the {num_embeddings} rows")
+            padding_idx %= num_embeddings
+        super().__init__(
+            [Table(NAME, num_embeddings, init=init)],
+            embedding_dim, mode, cache, optimizer, policy, index, store, device, seed,
+        )  # fmt: skip
+        self._kept: dict[str, Any] = {
+            "cache": cache, "policy": policy, "index": index, "store": store, "init": init, "seed": seed,
+        }  # fmt: skip
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.include_last_offset = include_last_offset
+        self.padding_idx = padding_idx
+        if _weight is not None:
+            self.load_weight(_weight)
+        elif padding_idx is not None:
+            self._sets[0].part(self.tables[0], "weight")[padding_idx] = 0.0
+
+    @classmethod
+    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **arguments: Any) -> "EmbeddingBag":
+        """Rows from a [num_embeddings, embedding_dim] tensor; frozen ones take no optimizer."""
+        if embeddings.dim() != 2:
+            raise ValueError(f"embeddings are {list(embeddings.shape)}, give [num_embeddings, embedding_dim]")
+        if freeze and arguments.get("optimizer") is not None:
+            raise ValueError("freeze=True takes no optimizer: pass freeze=False to train the rows")
+        bag = cls(embeddings.shape[0], embeddings.shape[1], _weight=embeddings, **arguments)
+        return bag.eval() if freeze else bag
+
+    def forward(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Pooled rows, [bags, embedding_dim].
+
+        Args:
+            input: int64 or int32 ids, [N] with offsets, or [B, L] for bags of one length.
+            offsets: where each bag begins, [bags] (with `include_last_offset`, also where the last one ends).
+            per_sample_weights: one weight per id, with mode "sum".
+        """
+        lookups = self._parse(input, offsets)
+        if per_sample_weights is not None:
+            if self.mode != "sum":
+                raise ValueError(f"per_sample_weights go with mode 'sum', this bag has mode {self.mode!r}")
+            if per_sample_weights.shape != input.shape:
+                raise ValueError(
+                    f"per_sample_weights are {list(per_sample_weights.shape)}, input is {list(input.shape)}: give one "
+                    f"weight per id"
+                )
+            lookups.weights = per_sample_weights.to(self.device, torch.float32).flatten()
+        return self._pooled([lookups])[0]
+
+    def weight(self) -> Tensor:
+        """All rows as a CPU tensor, [num_embeddings, embedding_dim]."""
+        return self._weight(NAME)
+
+    def load_weight(self, weight: Tensor) -> None:
+        """Set all rows."""
+        self._load_weight(NAME, weight)
+
+    def pin(self, ids: Tensor) -> None:
+        """Bring the rows of these ids into the cache and keep them there."""
+        self._pin(NAME, ids)
+
+    def to_embedding_bag(self) -> torch.nn.EmbeddingBag:
+        """The same rows as a plain PyTorch module on the CPU."""
+        return torch.nn.EmbeddingBag.from_pretrained(
+            self.weight(), freeze=False, mode=self.mode, include_last_offset=self.include_last_offset,
+            padding_idx=self.padding_idx,
+        )  # fmt: skip
+
+    def _lookups(self, ids: Any) -> list[Lookups]:
+        return [self._parse(*ids) if isinstance(ids, tuple) else self._parse(ids, None, ids_alone=True)]
+
+    def _parse(self, input: Tensor, offsets: Tensor | None, *_: Any, ids_alone: bool = False) -> Lookups:
+        if not isinstance(input, Tensor) or input.dtype not in (torch.int64, torch.int32):
+            given = input.dtype if isinstance(input, Tensor) else type(input).__name__
+            raise ValueError(f"input is {given}, give ids as an int64 (or int32) tensor")
+        if input.dim() == 2:
+            if offsets is not None:
+                raise ValueError("offsets go with a one-dimensional input; the bags of a [B, L] input are its rows")
+            num_bags, length = input.shape
+            if length != 1:
+                offsets = torch.arange(0, (num_bags + 1) * length, max(length, 1), dtype=torch.int32)[: num_bags + 1]
+                if length == 0:
+                    offsets = torch.zeros(num_bags + 1, dtype=torch.int32)
+            ends = offsets
+        elif input.dim() == 1:
+            if offsets is None and not ids_alone:
+                raise ValueError("a one-dimensional input needs offsets: where each bag begins")
+            ends = self._ends(input, offsets)
+        else:
+            raise ValueError(f"input has {input.dim()} dimensions, give [N] with offsets or [B, L]")
+        on_host = offsets is None or offsets.device.type == "cpu"
+        ends = None if ends is None else on_device(ends, self.device)
+
+        def make() -> Rows:
+            ids = on_device(input, self.device).long().flatten()
+            one = torch.zeros(1, dtype=torch.int64, device=self.device)
+            mask = None if self.padding_idx is None else ids == self.padding_idx
+            rows = rows_of(ids, one, one + self.num_embeddings, mask)
+            return rows if on_host or ends is None else with_offsets_checked(rows, ends)
+
+        return Lookups(make, self._describe, key=(input,), offsets=ends)
+
+    def _ends(self, input: Tensor, offsets: Tensor | None) -> Tensor | None:
+        """Offsets with the end of the last bag."""
+        if offsets is None:
+            return None
+        if offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"offsets are {offsets.dtype} {list(offsets.shape)}, give int64 (or int32) [bags]")
+        if self.include_last_offset and offsets.numel() == 0:
+            raise ValueError("include_last_offset: offsets must have at least one element, the end of the last bag")
+        if offsets.device.type == "cpu":
+            check_offsets(offsets, input.numel(), "offsets")
+            if self.include_last_offset and int(offsets[-1]) != input.numel():
+                raise ValueError(
+                    f"include_last_offset: the last offset is {int(offsets[-1])}, but there are {input.numel()} ids"
+                )
+        if self.include_last_offset:
+            return offsets.int()
+        return torch.cat([offsets, offsets.new_full((1,), input.numel())]).int()
+
+    def _describe(self, found: list[int]) -> str:
+        what, position, value = found
+        if what == BAD_OFFSETS:
+            return f"offsets must begin at 0, ascend, and end within the ids given; the last bag ends at {value}"
+        return (
+            f"input[{position}] is {value}, ids of this bag go from 0 to {self.num_embeddings - 1}; "
+            f"nothing of this batch was used"
+        )
+
+    def _state_key(self, table: Table) -> str:
+        return "weight"
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "num_embeddings": self.num_embeddings,
+            "embedding_dim": self.embedding_dim,
+            "mode": self.mode,
+            "include_last_offset": self.include_last_offset,
+            "padding_idx": self.padding_idx,
+            "device": str(self.device),
+            "optimizer": self.optimizer,
+            **self._kept,
+        }

@@ -1,0 +1,79 @@
+"""Pooled lookup as an autograd function whose backward pass updates the rows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hotrows.cache.group import Flight, RowGroup
+from hotrows.nn.updates import OpenPass, Updates
+from hotrows.ops.add_up import add_up
+from hotrows.ops.pool import pool
+
+
+class PooledRows(torch.autograd.Function):
+    """(rows of a plan) → float32 [bags, D].
+
+    `anchor` is a tensor that requires grad, for autograd to come back here: the rows are no parameters.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        weights: Tensor | None,
+        group: RowGroup,
+        flight: Flight,
+        offsets: Tensor | None,
+        mode: str,
+        updates: Updates | None,
+    ) -> Tensor:
+        plan = flight.plan
+        pooled, winner = pool(group.cache, plan.slots, offsets, weights, group.dim, mode)
+        ctx.group, ctx.flight, ctx.updates = group, flight, updates
+        ctx.opened = None if updates is None else updates.open(flight)
+        ctx.winner = winner
+        ctx.bag_of, ctx.scale = None, weights
+        if offsets is not None:
+            ctx.bag_of = _bag_of(offsets, plan.slots.numel())
+            if mode == "mean":
+                ctx.scale = _share(plan.slots, ctx.bag_of, offsets.numel() - 1)
+        # the rows as they are now, for the gradient of the weights: they may have been updated by then
+        ctx.rows = _gather(group.cache, plan.slots, group.dim) if ctx.needs_input_grad[1] else None
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grad.float().contiguous()
+        grad_weights = None
+        if ctx.rows is not None:
+            by_lookup = grad if ctx.bag_of is None else grad[ctx.bag_of]
+            grad_weights = (by_lookup * ctx.rows).sum(1)
+        if ctx.updates is not None:
+            unique = ctx.flight.plan.distinct
+            grads = add_up(grad, unique.order, unique.starts, unique.num, ctx.bag_of, ctx.scale, ctx.winner)
+            opened: OpenPass = ctx.opened
+            ctx.updates.reach(opened, grads)
+        return None, grad_weights, None, None, None, None, None
+
+
+def _bag_of(offsets: Tensor, num_lookups: int) -> Tensor:
+    """The bag of every lookup, int32 [N]."""
+    position = torch.arange(num_lookups, dtype=torch.int32, device=offsets.device)
+    bag = torch.searchsorted(offsets[1:], position, right=True, out_int32=True)
+    return bag.clamp_(max=max(offsets.numel() - 2, 0))
+
+
+def _share(slots: Tensor, bag_of: Tensor, num_bags: int) -> Tensor:
+    """One over the number of lookups that take part in each lookup's bag, float32 [N]."""
+    taking_part = (slots >= 0).float()
+    sizes = torch.zeros(num_bags, device=slots.device).index_add_(0, bag_of, taking_part)
+    return sizes.reciprocal_()[bag_of]
+
+
+def _gather(cache: Tensor, slots: Tensor, dim: int) -> Tensor:
+    """The weights of every lookup's row, zero where it has none, [N, D]."""
+    values = cache[slots.clamp(min=0), :dim]
+    return torch.where((slots >= 0).unsqueeze(1), values, 0.0)

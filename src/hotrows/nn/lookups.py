@@ -1,0 +1,78 @@
+"""From a user's ids to rows: what one group looks up in a batch, and what is wrong with it.
+
+Ids are checked on the device, without waiting for the answer: a batch with a bad id gets no rows at all, so it changes
+nothing, and the host raises when it reads what was found.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hotrows.cache.group import NOTHING_BAD, Rows
+from hotrows.ops.rows import NO_ROW
+
+BAD_ID = 1
+BAD_OFFSETS = 2
+
+
+@dataclass
+class Lookups:
+    """One group's part of a batch."""
+
+    make: Callable[[], Rows]  # run in the planning lane
+    describe: Callable[[list[int]], str]  # words for Rows.bad
+    key: tuple[Tensor, ...]  # the user's tensors that decide the rows; kept alive, and compared to find a plan
+    offsets: Tensor | None = None  # int32 [bags + 1], None where every bag is one lookup
+    weights: Tensor | None = None  # float32 [N]
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device without waiting for it."""
+    if tensor.device == device:
+        return tensor
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def rows_of(ids: Tensor, first_row: Tensor, num_rows: Tensor, mask: Tensor | None = None) -> Rows:
+    """Rows of int64 [N] ids, whose tables begin at `first_row` and have `num_rows` rows (both [N] or [1]).
+
+    Lookups under the mask have no row and are not checked.
+    """
+    if ids.numel() == 0:
+        return Rows(ids)
+    bad = (ids < 0) | (ids >= num_rows)
+    if mask is not None:
+        bad &= ~mask
+    position = torch.arange(ids.numel(), device=ids.device)
+    first_bad = torch.where(bad, position, ids.numel()).min()
+    any_bad = first_bad < ids.numel()
+    value = ids[first_bad.clamp(max=ids.numel() - 1)]
+    found = torch.stack([torch.where(any_bad, BAD_ID, NOTHING_BAD), first_bad, value])
+    rows = torch.where(any_bad if mask is None else any_bad | mask, NO_ROW, ids + first_row)
+    return Rows(rows, found)
+
+
+def with_offsets_checked(rows: Rows, offsets: Tensor) -> Rows:
+    """Add a check that offsets, [bags + 1] with the end, begin at 0, ascend, and end at the number of lookups."""
+    steps = offsets[1:] - offsets[:-1]
+    good = (offsets[0] == 0) & (offsets[-1] == rows.rows.numel()) & (steps >= 0).all()
+    found = torch.stack([torch.where(good, NOTHING_BAD, BAD_OFFSETS), torch.zeros_like(offsets[0]), offsets[-1]]).long()
+    if rows.bad is not None:
+        found = torch.where(good, rows.bad, found)
+    return Rows(torch.where(good, rows.rows, NO_ROW), found)
+
+
+def check_offsets(offsets: Tensor, num_lookups: int, name: str) -> None:
+    """The same check on the host, for offsets that are there."""
+    if offsets.numel() and int(offsets[0]) != 0:
+        raise ValueError(f"{name}[0] is {int(offsets[0])}, the first bag must begin at 0")
+    steps = offsets[1:] - offsets[:-1]
+    if bool((steps < 0).any()):
+        at = int((steps < 0).nonzero()[0]) + 1
+        raise ValueError(f"{name} must ascend, but {name}[{at}] is {int(offsets[at])} after {int(offsets[at - 1])}")
+    if offsets.numel() and int(offsets[-1]) > num_lookups:
+        raise ValueError(f"{name}[{offsets.numel() - 1}] is {int(offsets[-1])}, beyond the {num_lookups} ids given")

@@ -1,0 +1,459 @@
+"""The common part of the embedding bag modules: groups of rows, and everything that is done to whole tables."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.cache.capacity import cache_rows, check_cache
+from hotrows.cache.group import Flight, Request, RowGroup
+from hotrows.cache.indexes import INDEXES, check_index, choose_index, make_index
+from hotrows.cache.planner import Placing, Planner
+from hotrows.cache.policies import Policy, make_policy
+from hotrows.cache.policies.frequency import Frequency
+from hotrows.cache.slots import Slots
+from hotrows.cache.stats import Stats
+from hotrows.nn.function import PooledRows
+from hotrows.nn.lookups import Lookups, on_device
+from hotrows.nn.updates import Updates
+from hotrows.optim import RowOptimizer, check_optimizer
+from hotrows.stores import RamStore, RecordLayout
+from hotrows.stores.first_values import check_first_values
+from hotrows.stores.memory import available_host_memory, available_memory, readable, require_memory
+from hotrows.table import Table
+
+logger = logging.getLogger("hotrows")
+
+MODES = ("sum", "mean", "max")
+
+
+class TableSet:
+    """The tables of one dim and the group that holds their rows."""
+
+    def __init__(self, tables: Sequence[Table], group: RowGroup) -> None:
+        self.tables = tuple(tables)
+        self.group = group
+        self.updates = Updates(group)
+        self.first_row = {}
+        row = 0
+        for table in tables:
+            self.first_row[table.name] = row
+            row += table.num_rows
+
+    def records(self, table: Table) -> Tensor:
+        """The table's records in the store; flush first to see the current values."""
+        first = self.first_row[table.name]
+        return self.group.store.view(first, first + table.num_rows)
+
+    def part(self, table: Table, name: str) -> Tensor:
+        """One column block of the table's records: "weight" or a state field."""
+        return self.records(table)[:, self.group.store.layout.columns(name)]
+
+
+class Ahead:
+    """A batch that was looked ahead: its ids, and what each group planned for them."""
+
+    def __init__(self, lookups: Sequence[Lookups], requests: Sequence[Request]) -> None:
+        self.requests = list(requests)
+        self.flights: list[Flight | None] = [None] * len(self.requests)
+        self._keys = [part.key for part in lookups]
+        self._versions = [[tensor._version for tensor in key] for key in self._keys]
+
+    def matches(self, lookups: Sequence[Lookups]) -> bool:
+        """Whether a forward pass looks up what was looked ahead."""
+        return all(
+            _same(old, version, new)
+            for key, versions, part in zip(self._keys, self._versions, lookups, strict=True)
+            for old, version, new in zip(key, versions, part.key, strict=True)
+        )
+
+
+def _same(old: Tensor, version: int, new: Tensor) -> bool:
+    if old is new:
+        return new._version == version
+    # comparing costs a synchronization on a GPU, planning anew does not
+    return old.device.type == new.device.type == "cpu" and old._version == version and torch.equal(old, new)
+
+
+class CachedModule(nn.Module):
+    """Base of `EmbeddingBag` and `EmbeddingBagCollection`."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        dim: int | None,
+        mode: str,
+        cache: int | str,
+        optimizer: RowOptimizer | None,
+        policy: str | Policy,
+        index: str,
+        store: str,
+        device: torch.device | str | None,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.tables = tuple(tables)
+        self.mode = mode
+        self.optimizer = optimizer
+        self.device = _device(device)
+        self._anchor = torch.zeros((), device=self.device, requires_grad=True)
+        self._ahead: Ahead | None = None
+        self._close_lookahead: Callable[[], None] | None = None
+        self._warned = False
+        dims = _check_arguments(self.tables, dim, mode, cache, optimizer, policy, index, store)
+        self.dims = {table.name: width for table, width in zip(self.tables, dims, strict=True)}
+        by_dim: dict[int, list[Table]] = {}
+        for table, width in zip(self.tables, dims, strict=True):
+            by_dim.setdefault(width, []).append(table)
+        plans = _size(by_dim, cache, optimizer, index)
+        self._sets = [
+            _make_set(by_dim[layout.dim], layout, num_slots, optimizer, policy, name, self.device, seed)
+            for layout, num_slots, name in plans
+        ]
+        self.index = plans[0][2]
+        self._set_of = {table.name: tables for tables in self._sets for table in tables.tables}
+
+    # -- forward --------------------------------------------------------------------------------------------------
+
+    def _pooled(self, lookups: Sequence[Lookups]) -> list[Tensor]:
+        """float32 [bags, D] of each group."""
+        ahead = self._ahead
+        if ahead is not None and not ahead.matches(lookups):
+            ahead = None
+            self._warn_of_mismatch()
+        trains = self.training and torch.is_grad_enabled()
+        if trains and self.optimizer is None:
+            raise ValueError(
+                "these rows have no optimizer: pass optimizer=hotrows.optim.SGD(lr=...) to train them, or use "
+                "model.eval() or torch.no_grad() to read them"
+            )
+        return [
+            self._pooled_of(tables, part, None if ahead is None else (ahead.requests[i], ahead.flights[i]), trains)
+            for i, (tables, part) in enumerate(zip(self._sets, lookups, strict=True))
+        ]
+
+    def _pooled_of(
+        self, tables: TableSet, lookups: Lookups, ahead: tuple[Request, Flight | None] | None, trains: bool
+    ) -> Tensor:
+        group = tables.group
+        group.check(wait=False)
+        request, flight = ahead or (group.request(lookups.make, lookups.key, lookups.describe), None)
+        if flight is None or flight.landed:
+            if self.device.type == "cpu":
+                request.check()
+            else:
+                group.check_later(request)
+            flight = group.plan_now(request, Placing.WHAT_FITS if trains else Placing.NOTHING)
+        else:
+            group.hold(flight)
+        try:
+            group.acquire(flight)
+            anchor = self._anchor if trains else self._anchor.detach()
+            updates = tables.updates if trains else None
+            pooled: Tensor = PooledRows.apply(  # type: ignore[no-untyped-call]
+                anchor, lookups.weights, group, flight, lookups.offsets, self.mode, updates
+            )
+            return pooled
+        finally:
+            group.drop(flight)
+
+    def _warn_of_mismatch(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "the ids of this forward pass are not the tensor that lookahead() was given, so they are planned on "
+                "the spot: pass the ids of the batch as they came, or change them before lookahead()"
+            )
+
+    # -- looking ahead --------------------------------------------------------------------------------------------
+
+    def _lookups(self, ids: Any) -> list[Lookups]:
+        """The groups' parts of what `ids` of `lookahead` answered."""
+        raise NotImplementedError
+
+    def look_at(self, ids: Any) -> Ahead:
+        """Announce a batch to the policies. Used by `hotrows.lookahead`."""
+        lookups = self._lookups(ids)
+        requests = [
+            tables.group.request(part.make, part.key, part.describe, announce=True)
+            for tables, part in zip(self._sets, lookups, strict=True)
+        ]
+        return Ahead(lookups, requests)
+
+    def open_lookahead(self, close: Callable[[], None]) -> None:
+        """A loop that looks ahead begins. Used by `hotrows.lookahead`."""
+        self._close_lookahead = close
+
+    def close_lookahead(self, close: Callable[[], None] | None = None) -> None:
+        """End the loop that is open (only the given one, if given): there can be one at a time."""
+        opened = self._close_lookahead
+        if opened is not None and close in (None, opened):
+            self._close_lookahead = None
+            opened()
+
+    def set_current(self, ahead: Ahead | None) -> None:
+        """The batch that the next forward pass is expected to be of. Used by `hotrows.lookahead`."""
+        self._ahead = ahead
+
+    @property
+    def groups(self) -> list[RowGroup]:
+        return [tables.group for tables in self._sets]
+
+    # -- whole tables ---------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write every changed row back to the store, and raise what is still to be raised for bad ids."""
+        for group in self.groups:
+            group.flush()
+
+    def stats(self) -> Stats:
+        """What happened in the cache so far."""
+        total = Stats()
+        for group in self.groups:
+            total = total + group.totals()
+        return total
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Add up the gradients of all backward passes inside, and apply them as one optimizer step at the end::
+
+            with bags.accumulate():
+                for part in parts:
+                    (loss_fn(model(part)) / len(parts)).backward()
+        """
+        with ExitStack() as stack:
+            for tables in self._sets:
+                stack.enter_context(tables.updates.accumulate())
+            yield
+
+    def _weight(self, name: str) -> Tensor:
+        self.flush()
+        table = self._table(name)
+        tables = self._set_of[name]
+        layout = tables.group.store.layout
+        num_bytes = table.num_rows * layout.dim * layout.dtype.itemsize
+        require_memory(f"a copy of table {name!r}", num_bytes, available_host_memory(), "host memory", "read it in parts")
+        return tables.part(table, "weight").clone(memory_format=torch.contiguous_format)
+
+    def _load_weight(self, name: str, weight: Tensor) -> None:
+        table, tables = self._table(name), self._set_of[name]
+        expected = (table.num_rows, tables.group.dim)
+        if tuple(weight.shape) != expected or not weight.is_floating_point():
+            raise ValueError(f"table {name!r}: weight is {weight.dtype} {list(weight.shape)}, expected {list(expected)}")
+        tables.group.flush()
+        tables.part(table, "weight").copy_(weight.detach())
+        tables.group.reload()
+
+    def _table(self, name: str) -> Table:
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise ValueError(f"no table {name!r}: there are {', '.join(table.name for table in self.tables)}")
+
+    def _pin(self, name: str, ids: Tensor) -> None:
+        table, tables = self._table(name), self._set_of[name]
+        ids = torch.as_tensor(ids, dtype=torch.int64).flatten()
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= table.num_rows):
+            raise ValueError(
+                f"pin: ids from {int(ids.min())} to {int(ids.max())}, table {name!r} has 0 to {table.num_rows - 1}"
+            )
+        tables.group.pin(on_device(ids + tables.first_row[name], self.device))
+
+    def unpin(self) -> None:
+        """Let all pinned rows go again."""
+        for group in self.groups:
+            group.unpin()
+
+    def optimizer_state(self, name: str) -> dict[str, Tensor]:
+        """The optimizer state of a table: "step", and a CPU tensor for each part of the records' state."""
+        self.flush()
+        table, tables = self._table(name), self._set_of[name]
+        parts = {part.name: tables.part(table, part.name).clone() for part in tables.group.store.layout.state}
+        return {"step": torch.tensor(float(tables.group.steps)), **parts}
+
+    def load_optimizer_state(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Set what `optimizer_state` answers. Tables of one dim count their steps together."""
+        table, tables = self._table(name), self._set_of[name]
+        fields = [part.name for part in tables.group.store.layout.state]
+        if set(state) != {"step", *fields}:
+            raise ValueError(f"state of table {name!r} has {sorted(state)}, expected {sorted(['step', *fields])}")
+        tables.group.flush()
+        for part in fields:
+            tables.part(table, part).copy_(state[part])
+        tables.group.steps = int(state["step"])
+        tables.group.reload()
+
+    # -- nn.Module ------------------------------------------------------------------------------------------------
+
+    def _state_key(self, table: Table) -> str:
+        return f"{table.name}.weight"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self.flush()
+        for table in self.tables:
+            destination[prefix + self._state_key(table)] = self._set_of[table.name].part(table, "weight")
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        keys = {prefix + self._state_key(table): table for table in self.tables}
+        for key, table in keys.items():
+            if key not in state_dict:
+                missing_keys.append(key)
+                continue
+            try:
+                self._load_weight(table.name, state_dict[key])
+            except ValueError as error:
+                error_msgs.append(str(error))
+        if strict:
+            unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in keys)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "CachedModule":
+        wanted = fn(self._anchor.detach())
+        if wanted.device != self.device:
+            raise ValueError(
+                f"the cache is on {self.device} and cannot move to {wanted.device}: make the bags with "
+                f"device={str(wanted.device)!r}"
+            )
+        if wanted.dtype != torch.float32:
+            raise ValueError(f"rows are float32 and cannot become {wanted.dtype}: use torch.autocast for the model")
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copying and pickling carry the records and leave the cache behind."""
+        self.flush()
+        records = [tables.group.store.view(0, tables.group.store.num_rows) for tables in self._sets]
+        steps = [tables.group.steps for tables in self._sets]
+        return _rebuild, (type(self), self._arguments(), records, steps, self.training)
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor takes to make another one like this."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        rows = sum(table.num_rows for table in self.tables)
+        slots = sum(group.num_slots for group in self.groups)
+        optimizer = type(self.optimizer).__name__ if self.optimizer else None
+        return (
+            f"{len(self.tables)} table(s), {rows:,} rows, mode={self.mode}, cache={slots:,} rows on {self.device}, "
+            f"index={self.index}, optimizer={optimizer}"
+        )
+
+
+def _rebuild(
+    kind: type[CachedModule], arguments: dict[str, Any], records: list[Tensor], steps: list[int], training: bool
+) -> CachedModule:
+    module = kind(**arguments)
+    for group, copy, count in zip(module.groups, records, steps, strict=True):
+        group.store.view(0, group.store.num_rows).copy_(copy)
+        group.steps = count
+    return module.train(training)
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    found = torch.get_default_device() if device is None else torch.device(device)
+    if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device is {str(found)!r}, but PyTorch sees no CUDA device: use device='cpu'")
+        return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+    if found.type != "cpu":
+        raise ValueError(f"device is {str(found)!r}: rows can be cached on 'cpu' or 'cuda'")
+    return found
+
+
+def _check_arguments(
+    tables: Sequence[Table],
+    dim: int | None,
+    mode: str,
+    cache: int | str,
+    optimizer: object,
+    policy: str | Policy,
+    index: str,
+    store: str,
+) -> list[int]:
+    """Raise for what cannot be; answer the dim of every table."""
+    if not tables:
+        raise ValueError("no tables: give at least one hotrows.Table(name, num_rows)")
+    for kind, names in (
+        ("table", [table.name for table in tables]),
+        ("feature", [name for table in tables for name in table.feature_names]),
+    ):
+        double = sorted({name for name in names if names.count(name) > 1})
+        if double:
+            raise ValueError(f"{kind} names must differ, but {', '.join(map(repr, double))} is there more than once")
+    if dim is not None and (not isinstance(dim, int) or dim < 1):
+        raise ValueError(f"dim is {dim!r}, it must be a whole number from 1 up")
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}: known are {', '.join(MODES)}")
+    if store != "ram":
+        raise ValueError(f"store is {store!r}: known is ram")
+    check_cache(cache)
+    check_index(index)
+    make_policy(policy)
+    check_optimizer(optimizer)
+    dims = []
+    for table in tables:
+        check_first_values(table.init)
+        width = table.dim or dim
+        if width is None:
+            raise ValueError(f"table {table.name!r} has no dim: give dim= to the collection or to the table")
+        dims.append(width)
+    return dims
+
+
+def _size(
+    by_dim: dict[int, list[Table]], cache: int | str, optimizer: RowOptimizer | None, index: str
+) -> list[tuple[RecordLayout, int, str]]:
+    """Record layout, number of slots and index of every group. A cache in rows or bytes is shared out by bytes."""
+    fields = () if optimizer is None else optimizer.fields
+    layouts = {dim: RecordLayout(dim, fields) for dim in by_dim}
+    num_rows = {dim: sum(table.num_rows for table in tables) for dim, tables in by_dim.items()}
+    total_rows = sum(num_rows.values())
+    total_bytes = sum(num_rows[dim] * layouts[dim].num_bytes for dim in by_dim)
+    # in rows of the average size, so that one number is shared out in proportion to the bytes of the groups
+    total_slots = cache_rows(cache, total_rows, max(1, total_bytes // total_rows))
+    sized = []
+    for dim in by_dim:
+        slots = min(num_rows[dim], max(1, round(total_slots * num_rows[dim] / total_rows)))
+        name = choose_index(index, num_rows[dim], slots)
+        sized.append((layouts[dim], INDEXES[name].round_slots(slots), name))
+    return sized
+
+
+def _make_set(
+    tables: Sequence[Table],
+    layout: RecordLayout,
+    num_slots: int,
+    optimizer: RowOptimizer | None,
+    policy: str | Policy,
+    index: str,
+    device: torch.device,
+    seed: int,
+) -> TableSet:
+    num_rows = sum(table.num_rows for table in tables)
+    index_bytes = INDEXES[index].num_bytes(num_rows, num_slots)
+    require_memory(
+        f"a cache of {num_slots:,} rows of {layout.num_bytes} bytes and its {index} index ({readable(index_bytes)})",
+        num_slots * layout.num_bytes + index_bytes,
+        available_memory(device),
+        f"memory on {device}",
+        "make the cache smaller",
+    )
+    store = RamStore(tables, layout, device, seed)
+    slots = Slots(num_slots, device)
+    chosen = make_policy(policy)
+    if isinstance(chosen, Frequency):
+        sizes = torch.tensor([table.num_rows for table in tables])
+        chosen.number_within(sizes.cumsum(0) - sizes)
+    planner = Planner(slots, make_index(index, num_rows, slots), chosen)
+    return TableSet(tables, RowGroup(store, planner, optimizer, device))

@@ -1,0 +1,84 @@
+"""When gradients become updates: one backward pass is one optimizer step.
+
+The usual case, one forward pass per backward pass, updates the rows in their slots at once. Where several forward
+passes are open, their gradients are added up by row until the backward pass ends (or until `accumulate` does).
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.cache.group import Contribution, Flight, RowGroup
+
+
+class OpenPass:
+    """A forward pass whose backward pass has not come. Lives as long as its autograd graph."""
+
+    def __init__(self, group: RowGroup, flight: Flight) -> None:
+        group.hold(flight)
+        self.flight = flight
+        self._end = weakref.finalize(self, group.abandon, flight)
+        self._end.atexit = False
+
+    def end(self, group: RowGroup) -> None:
+        """The backward pass has come; with `retain_graph` it may come again."""
+        if self._end.detach():
+            group.drop(self.flight)
+
+
+class Updates:
+    """The updates of one group."""
+
+    def __init__(self, group: RowGroup) -> None:
+        self._group = group
+        self._open: weakref.WeakSet[OpenPass] = weakref.WeakSet()
+        self._gathered: list[Contribution] = []
+        self._accumulating = False
+
+    def open(self, flight: Flight) -> OpenPass:
+        """A forward pass was made on a plan."""
+        if self._gathered and not self._accumulating and _graph_task() < 0:
+            self._gathered.clear()  # of a backward pass that failed
+        opened = OpenPass(self._group, flight)
+        self._open.add(opened)
+        return opened
+
+    def reach(self, opened: OpenPass, grads: Tensor) -> None:
+        """The backward pass has come to a forward pass; `grads` are those of its distinct rows."""
+        self._open.discard(opened)
+        flight = opened.flight
+        alone = not self._accumulating and not self._gathered and not self._open
+        if alone and self._group.can_update_in_place(flight):
+            self._group.update(flight, grads)
+        else:
+            self._gathered.append(Contribution(flight.plan.distinct.rows[: grads.shape[0]], grads))
+            if len(self._gathered) == 1 and not self._accumulating:
+                engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+                engine.queue_callback(self._apply)
+        opened.end(self._group)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        if self._accumulating:
+            raise RuntimeError("accumulate() is open already: leave it before entering it again")
+        self._accumulating = True
+        try:
+            yield
+            self._apply()
+        finally:
+            self._accumulating = False
+            self._gathered.clear()
+
+    def _apply(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if gathered:
+            self._group.update_together(gathered)
+
+
+def _graph_task() -> int:
+    """Number of the backward pass that is running, negative for none."""
+    return int(torch._C._current_graph_task_id())  # type: ignore[attr-defined]

@@ -1,0 +1,134 @@
+"""Victim selection in Triton: a radix select finds the highest priority that still goes, a compaction keeps the order.
+
+The number wanted is known on the device alone. Four passes count the evictable slots by one byte of their priority
+each, highest byte first and only those that agree with the bytes settled so far; every program settles these bytes
+for itself from the counts of the passes before, which is cheaper than a launch in between.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hotrows.ops.rows import NO_SLOT
+
+_BLOCK = 4096
+_MOST_PROGRAMS = 1024  # enough to fill the device, few enough that settling bytes in each does not weigh
+_NUM_WARPS = 8
+
+
+@triton.jit
+def _key(priority, slot, inside):
+    """Priority as an unsigned number of the same order."""
+    return tl.load(priority + slot, mask=inside, other=0).to(tl.uint32, bitcast=True) ^ 0x80000000
+
+
+@triton.jit
+def _evictable(last_used, pinned, oldest, slot, candidate):
+    """Asked of candidates only: after the first pass they are few, and the other slots' bytes are not even read."""
+    used = tl.load(last_used + slot, mask=candidate, other=0)
+    return candidate & (used < oldest) & (tl.load(pinned + slot, mask=candidate, other=1) == 0)
+
+
+@triton.jit
+def _settle(counts, num_wanted, NUM_BYTES: tl.constexpr):
+    """The first bytes of the highest key that goes, and how many of the slots that share them go."""
+    left = tl.load(num_wanted)
+    prefix = tl.full([], 0, tl.uint32)
+    for step in tl.static_range(NUM_BYTES):
+        byte = tl.arange(0, 256)
+        count = tl.load(counts + step * 256 + byte)
+        up_to = tl.cumsum(count, 0)
+        left = tl.minimum(left, tl.sum(count, 0))  # matters in the first pass, where fewer may be evictable than wanted
+        chosen = tl.sum((up_to < left).to(tl.int32), 0)
+        left -= tl.sum(tl.where(byte < chosen, count, 0), 0)
+        prefix = (prefix << 8) | chosen.to(tl.uint32)
+    return prefix, left
+
+
+@triton.jit(do_not_specialize=["oldest"])
+def _count_bytes(
+    priority, last_used, pinned, oldest, num_wanted, counts, num_slots, STEP: tl.constexpr, BLOCK: tl.constexpr
+):
+    prefix, _ = _settle(counts, num_wanted, STEP)
+    total = tl.zeros([256], tl.int32)
+    block = tl.program_id(0).to(tl.int64)
+    while block * BLOCK < num_slots:
+        slot = block * BLOCK + tl.arange(0, BLOCK)
+        inside = slot < num_slots
+        key = _key(priority, slot, inside)
+        candidate = inside
+        if STEP > 0:
+            candidate = inside & ((key >> (32 - 8 * STEP)) == prefix)
+        candidate = _evictable(last_used, pinned, oldest, slot, candidate)
+        byte = ((key >> (24 - 8 * STEP)) & 255).to(tl.int32)
+        total += tl.histogram(byte, 256, mask=candidate)
+        block += tl.num_programs(0)
+    tl.atomic_add(counts + STEP * 256 + tl.arange(0, 256), total, mask=total > 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["oldest"])
+def _count_chosen(
+    priority, last_used, pinned, oldest, num_wanted, counts, num_slots, chosen_in, num_blocks, BLOCK: tl.constexpr
+):
+    limit, _ = _settle(counts, num_wanted, 4)
+    block = tl.program_id(0).to(tl.int64)
+    while block < num_blocks:
+        slot = block * BLOCK + tl.arange(0, BLOCK)
+        inside = slot < num_slots
+        key = _key(priority, slot, inside)
+        goes = _evictable(last_used, pinned, oldest, slot, inside & (key <= limit))
+        tl.store(chosen_in + block, tl.sum((goes & (key < limit)).to(tl.int32), 0))
+        tl.store(chosen_in + num_blocks + block, tl.sum((goes & (key == limit)).to(tl.int32), 0))
+        block += tl.num_programs(0)
+
+
+@triton.jit(do_not_specialize=["oldest"])
+def _compact(
+    priority,
+    last_used,
+    pinned,
+    oldest,
+    num_wanted,
+    counts,
+    num_slots,
+    chosen_to,
+    num_blocks,
+    answer,
+    most,
+    BLOCK: tl.constexpr,
+):
+    limit, num_ties = _settle(counts, num_wanted, 4)
+    block = tl.program_id(0).to(tl.int64)
+    while block < num_blocks:
+        slot = block * BLOCK + tl.arange(0, BLOCK)
+        inside = slot < num_slots
+        key = _key(priority, slot, inside)
+        goes = _evictable(last_used, pinned, oldest, slot, inside & (key <= limit))
+        below = (goes & (key < limit)).to(tl.int32)
+        tie = (goes & (key == limit)).to(tl.int32)
+        below_to = tl.load(chosen_to + block - 1, mask=block > 0, other=0) + tl.cumsum(below, 0)
+        tie_to = tl.load(chosen_to + num_blocks + block - 1, mask=block > 0, other=0) + tl.cumsum(tie, 0)
+        chosen = (below > 0) | ((tie > 0) & (tie_to <= num_ties))
+        place = (below_to + tl.minimum(tie_to, num_ties) - 1).to(tl.int64)
+        tl.store(answer + place, slot.to(tl.int32), mask=chosen & (place < most))
+        block += tl.num_programs(0)
+
+
+def select(priority: Tensor, last_used: Tensor, pinned: Tensor, oldest: int, num_wanted: Tensor, most: int) -> Tensor:
+    num_slots = priority.numel()
+    answer = torch.full((most,), NO_SLOT, dtype=torch.int32, device=priority.device)
+    if num_slots == 0 or most == 0:
+        return answer
+    num_blocks = triton.cdiv(num_slots, _BLOCK)
+    grid = (min(num_blocks, _MOST_PROGRAMS),)
+    counts = torch.zeros(4 * 256, dtype=torch.int32, device=priority.device)
+    slots = (priority, last_used, pinned.view(torch.uint8), oldest, num_wanted, counts, num_slots)
+    for step in range(4):
+        _count_bytes[grid](*slots, STEP=step, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+    # [2, blocks]: how many of a block's slots are below the limit, how many at it
+    chosen_in = torch.empty((2, num_blocks), dtype=torch.int32, device=priority.device)
+    _count_chosen[grid](*slots, chosen_in, num_blocks, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+    chosen_to = torch.cumsum(chosen_in, 1, dtype=torch.int32)
+    _compact[grid](*slots, chosen_to, num_blocks, answer, most, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+    return answer

@@ -1,0 +1,136 @@
+"""Row optimizers: the semantics of `torch.optim` on sparse gradients, applied to rows in the backward pass.
+
+Only the rows of the batch are touched, each once, with the sum of its gradients. The state of a row is part of its
+record and moves with it. The objects are `torch.optim.Optimizer`s, so that learning-rate schedulers can drive them;
+`step()` and `zero_grad()` do nothing, for there is nothing left to do.
+"""
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+
+from hotrows.stores.record import StateField
+
+
+class RowOptimizer(torch.optim.Optimizer):
+    """Base of the row optimizers. A new one names its rule (see `ops.row_update`), its state and its numbers."""
+
+    rule: str
+    fields: tuple[StateField, ...] = ()
+
+    def __init__(self, **defaults: float | tuple[float, float]) -> None:
+        # torch's Optimizer insists on a parameter; the rows themselves are none
+        super().__init__([torch.nn.Parameter(torch.empty(0), requires_grad=False)], dict(defaults))
+
+    def hyper(self, step: int) -> tuple[float, ...]:
+        """The rule's numbers at the given step, counted from 1."""
+        raise NotImplementedError
+
+    def note_step(self) -> None:
+        """Tell learning-rate schedulers that an optimizer step came before theirs."""
+        self._opt_called = True
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Nothing to do: rows were updated in the backward pass."""
+        return None if closure is None else closure()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing to do: gradients of rows are not kept."""
+
+    def _number(self, name: str) -> float:
+        return float(self.param_groups[0][name])
+
+
+def _check(kind: str, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value >= 0:
+            raise ValueError(f"{kind}: {name} is {value!r}, it must be 0 or more")
+
+
+class SGD(RowOptimizer):
+    """w ← w − lr · (g + weight_decay · w), for the rows of the batch."""
+
+    rule = "sgd"
+
+    def __init__(self, lr: float, weight_decay: float = 0.0) -> None:
+        _check("SGD", lr=lr, weight_decay=weight_decay)
+        super().__init__(lr=lr, weight_decay=weight_decay)
+
+    def hyper(self, step: int) -> tuple[float, ...]:
+        return self._number("lr"), self._number("weight_decay")
+
+
+class Adagrad(RowOptimizer):
+    """As `torch.optim.Adagrad`."""
+
+    rule = "adagrad"
+
+    def __init__(
+        self, lr: float = 0.01, lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10
+    ) -> None:
+        _check("Adagrad", lr=lr, lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
+        super().__init__(lr=lr, lr_decay=lr_decay, eps=eps)
+        self.fields = (StateField("sum", first_value=initial_accumulator_value),)
+
+    def hyper(self, step: int) -> tuple[float, ...]:
+        return self._number("lr") / (1 + (step - 1) * self._number("lr_decay")), self._number("eps")
+
+
+class RowWiseAdagrad(RowOptimizer):
+    """Adagrad with one number of state per row: the sum of the mean squares of its gradients."""
+
+    rule = "row_wise_adagrad"
+
+    def __init__(self, lr: float = 0.01, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> None:
+        _check("RowWiseAdagrad", lr=lr, initial_accumulator_value=initial_accumulator_value, eps=eps)
+        super().__init__(lr=lr, eps=eps)
+        self.fields = (StateField("sum", per_row=True, first_value=initial_accumulator_value),)
+
+    def hyper(self, step: int) -> tuple[float, ...]:
+        return self._number("lr"), self._number("eps")
+
+
+class Adam(RowOptimizer):
+    """As `torch.optim.SparseAdam`: only the rows of the batch, steps counted per table."""
+
+    rule = "adam"
+    fields = (StateField("exp_avg"), StateField("exp_avg_sq"))
+
+    def __init__(self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+        _check("Adam", lr=lr, eps=eps)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"Adam: betas are {betas!r}, each must be at least 0 and less than 1")
+        super().__init__(lr=lr, betas=betas, eps=eps)
+
+    def hyper(self, step: int) -> tuple[float, ...]:
+        beta1, beta2 = self.param_groups[0]["betas"]
+        step_size = self._number("lr") * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
+        return step_size, beta1, beta2, self._number("eps")
+
+
+OPTIMIZERS: dict[str, type[RowOptimizer]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "row-wise-adagrad": RowWiseAdagrad,
+    "adam": Adam,
+}
+
+
+def make_optimizer(name: str, **arguments: Any) -> RowOptimizer:
+    """A row optimizer from a name in OPTIMIZERS."""
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer is {name!r}: known are {', '.join(sorted(OPTIMIZERS))}")
+    return OPTIMIZERS[name](**arguments)
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise for what is not a row optimizer, in the words of someone who passed a torch one."""
+    if optimizer is not None and not isinstance(optimizer, RowOptimizer):
+        given = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
+        known = ", ".join(f"hotrows.optim.{kind.__name__}" for kind in OPTIMIZERS.values())
+        raise ValueError(f"optimizer is {given!r}: give one of {known}, such as hotrows.optim.SGD(lr=0.1)")

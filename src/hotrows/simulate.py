@@ -1,0 +1,119 @@
+"""Run the real planner over a trace without any rows, to compare policies and sizes."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotrows.cache.indexes import INDEXES, check_index, make_index
+from hotrows.cache.planner import Counts, Placing, Planner
+from hotrows.cache.policies import Access, Policy, make_policy
+from hotrows.cache.policies.upcoming import WINDOW_LIMIT
+from hotrows.cache.slots import Slots
+from hotrows.ops.distinct import Distinct, distinct
+
+FAR = 2**31 - 2
+
+
+class Simulation(NamedTuple):
+    """Distinct rows of every batch: found in the cache, fetched, and evicted for them; int64 [number of batches]."""
+
+    hits: Tensor
+    misses: Tensor
+    evictions: Tensor
+
+    @property
+    def hit_rate(self) -> float:
+        return float(self.hits.sum() / (self.hits.sum() + self.misses.sum()).clamp(min=1))
+
+
+def simulate(
+    batches: Iterable[Tensor],
+    policy: str | Policy = "lookahead",
+    capacity: int = 10_000,
+    window: int = 64,
+    index: str = "hash",
+) -> Simulation:
+    """Hits, misses and evictions of each batch of a trace.
+
+    Args:
+        batches: int64 tensors of rows, of any shape; read as it goes, `window` batches ahead.
+        policy: a name in `hotrows.POLICIES`, a `Policy`, or "belady": the fewest misses that any policy could have,
+            for which the whole trace is read first.
+        capacity: slots of the cache. A batch with more distinct rows is counted all the same.
+        window: how many batches a policy that looks ahead knows, the current one included.
+
+    Example::
+
+        hotrows.simulate(trace, "lru", capacity=10_000).hit_rate
+    """
+    if not isinstance(capacity, int) or capacity < 1:
+        raise ValueError(f"capacity is {capacity!r}, it must be a whole number of rows from 1 up")
+    if not isinstance(window, int) or not 1 <= window <= WINDOW_LIMIT:
+        raise ValueError(f"window is {window!r}, it must be a whole number from 1 to {WINDOW_LIMIT}")
+    check_index(index)
+    if policy == "belady":
+        batches = list(batches)
+        policy = Belady(batches)
+    chosen = make_policy(policy)
+    name = "hash" if index == "auto" else index
+    slots = Slots(INDEXES[name].round_slots(capacity), torch.device("cpu"))
+    largest = 0
+    if name == "direct":
+        batches = list(batches)
+        largest = max((int(batch.max()) for batch in batches if batch.numel()), default=0)
+    planner = Planner(slots, make_index(name, largest + 1, slots), chosen)
+    counts = [_step(planner, unique, number) for number, unique in _announced(planner, batches, window)]
+    table = torch.tensor(counts, dtype=torch.int64).reshape(-1, len(Counts._fields))
+    column = {field: table[:, i] for i, field in enumerate(Counts._fields)}
+    return Simulation(column["hits"], column["misses"], column["evictions"])
+
+
+def _announced(planner: Planner, batches: Iterable[Tensor], window: int) -> Iterator[tuple[int, Distinct]]:
+    """The batches in order, each after those of its window were announced."""
+    coming: deque[tuple[int, Distinct]] = deque()
+    for number, batch in enumerate(batches):
+        unique = distinct(_rows(batch))
+        planner.announce(unique, number)
+        coming.append((number, unique))
+        if len(coming) == window:
+            yield coming.popleft()
+    yield from coming
+
+
+def _step(planner: Planner, unique: Distinct, number: int) -> Counts:
+    plan = planner.plan(unique, Placing.WHAT_FITS, oldest=None, number=number)
+    counts = Counts(*plan.counts.tolist())
+    planner.settle(plan, counts, Placing.WHAT_FITS)
+    return counts
+
+
+def _rows(batch: Tensor) -> Tensor:
+    if not isinstance(batch, Tensor) or batch.dtype not in (torch.int64, torch.int32):
+        given = batch.dtype if isinstance(batch, Tensor) else type(batch).__name__
+        raise ValueError(f"a batch of the trace is {given}, give int64 tensors of rows")
+    rows = batch.flatten().long()
+    if rows.numel() and int(rows.min()) < 0:
+        raise ValueError(f"a batch of the trace has row {int(rows.min())}, rows are 0 or more")
+    return rows
+
+
+class Belady(Policy):
+    """Evict the row whose next use is the furthest away: the offline optimum, from the whole trace."""
+
+    def __init__(self, trace: Iterable[Tensor]) -> None:
+        batches = [torch.unique(_rows(batch)) for batch in trace]
+        rows = torch.cat(batches) if batches else torch.empty(0, dtype=torch.int64)
+        number = torch.repeat_interleave(torch.arange(len(batches)), torch.tensor([b.numel() for b in batches]))
+        # a stable sort by row leaves the uses of each row in order of time: the next use is the next entry
+        order = torch.argsort(rows, stable=True)
+        follows = rows[order][1:] == rows[order][:-1]
+        next_use = torch.full_like(rows, FAR)
+        next_use[order[:-1][follows]] = number[order][1:][follows]
+        self._next_use = list(next_use.split([b.numel() for b in batches])) if batches else []
+
+    def access(self, access: Access) -> None:
+        assert access.number is not None
+        self.slots.priority[access.slots] = -self._next_use[access.number].int()

@@ -1,0 +1,1 @@
+"""Strategies: named compositions of the cache's parts."""
