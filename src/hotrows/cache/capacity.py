@@ -14,9 +14,7 @@ def cache_rows(cache: int | str, num_rows: int, record_bytes: int) -> int:
     """The number of slots for a group of `num_rows` rows."""
     wanted = _parse(cache, num_rows, record_bytes)
     if wanted < 1:
-        raise ValueError(
-            f"cache is {cache!r}, which is no room for a single row of {record_bytes} bytes: {_ALLOWED}"
-        )
+        raise ValueError(f"cache is {cache!r}, which is no room for a single row of {record_bytes} bytes: {_ALLOWED}")
     if wanted > num_rows:
         logger.info("cache of %s: %d rows, but there are only %d; using those", cache, wanted, num_rows)
         return num_rows

@@ -277,7 +277,9 @@ class RowGroup:
         if self.num_slots + num <= self.cache.shape[0]:
             return
         self._wait_for_moves()
-        grown = self.cache.new_zeros(self.num_slots + max(num, 2 * (self.cache.shape[0] - self.num_slots)), self.cache.shape[1])
+        grown = self.cache.new_zeros(
+            self.num_slots + max(num, 2 * (self.cache.shape[0] - self.num_slots)), self.cache.shape[1]
+        )
         grown[: self.cache.shape[0]] = self.cache
         self.cache = grown
         caller_mark(self.device).wait()  # the old one is read no more, the new one is written

@@ -46,11 +46,11 @@ class Passed:
 
 class StreamMark:
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
     def passed(self) -> bool:
-        return self._event.query()
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def hold_caller(self) -> None:
         torch.cuda.current_stream().wait_event(self._event)
@@ -61,7 +61,7 @@ class StreamMark:
 
 class StreamLane:
     def __init__(self, device: torch.device, priority: int = 0) -> None:
-        self._stream = torch.cuda.Stream(device, priority=priority)
+        self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
     def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
         with torch.cuda.stream(self._stream):
@@ -150,5 +150,3 @@ def make_lanes(device: torch.device) -> tuple[Lane, Lane]:
         # planning is a chain of small kernels that moves wait for: it goes before the training's large ones
         return StreamLane(device, priority=-1), StreamLane(device, priority=-1)
     return CallerLane(), ThreadLane("hotrows-mover")
-
-

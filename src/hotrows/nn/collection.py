@@ -162,7 +162,8 @@ class EmbeddingBagCollection(CachedModule):
         def describe(found: list[int]) -> str:
             what, position, value = found
             if what == BAD_OFFSETS:
-                return f"Jagged: lengths must be 0 or more and add up to the {ids.values.numel()} values; they give {value}"
+                num_values = ids.values.numel()
+                return f"Jagged: lengths must be 0 or more and add up to the {num_values} values; they give {value}"
             ends = ids.lengths.sum(1).cumsum(0).cpu()
             feature = int(torch.searchsorted(ends, position, right=True))
             return self._complaint(self.features[feature], f"position {position} of values", value)

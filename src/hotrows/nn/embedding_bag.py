@@ -104,9 +104,7 @@ class EmbeddingBag(CachedModule):
         bag = cls(embeddings.shape[0], embeddings.shape[1], _weight=embeddings, **arguments)
         return bag.eval() if freeze else bag
 
-    def forward(
-        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Pooled rows, [bags, embedding_dim].
 
         Args:

@@ -120,11 +120,12 @@ class CachedModule(nn.Module):
 
     def _pooled(self, lookups: Sequence[Lookups]) -> list[Tensor]:
         """float32 [bags, D] of each group."""
+        trains = self.training and torch.is_grad_enabled()
         ahead = self._ahead
         if ahead is not None and not ahead.matches(lookups):
             ahead = None
-            self._warn_of_mismatch()
-        trains = self.training and torch.is_grad_enabled()
+            if trains:
+                self._warn_of_mismatch()
         if trains and self.optimizer is None:
             raise ValueError(
                 "these rows have no optimizer: pass optimizer=hotrows.optim.SGD(lr=...) to train them, or use "
@@ -220,9 +221,9 @@ class CachedModule(nn.Module):
     def accumulate(self) -> Iterator[None]:
         """Add up the gradients of all backward passes inside, and apply them as one optimizer step at the end::
 
-            with bags.accumulate():
-                for part in parts:
-                    (loss_fn(model(part)) / len(parts)).backward()
+        with bags.accumulate():
+            for part in parts:
+                (loss_fn(model(part)) / len(parts)).backward()
         """
         with ExitStack() as stack:
             for tables in self._sets:
@@ -235,14 +236,18 @@ class CachedModule(nn.Module):
         tables = self._set_of[name]
         layout = tables.group.store.layout
         num_bytes = table.num_rows * layout.dim * layout.dtype.itemsize
-        require_memory(f"a copy of table {name!r}", num_bytes, available_host_memory(), "host memory", "read it in parts")
+        require_memory(
+            f"a copy of table {name!r}", num_bytes, available_host_memory(), "host memory", "read it in parts"
+        )
         return tables.part(table, "weight").clone(memory_format=torch.contiguous_format)
 
     def _load_weight(self, name: str, weight: Tensor) -> None:
         table, tables = self._table(name), self._set_of[name]
         expected = (table.num_rows, tables.group.dim)
         if tuple(weight.shape) != expected or not weight.is_floating_point():
-            raise ValueError(f"table {name!r}: weight is {weight.dtype} {list(weight.shape)}, expected {list(expected)}")
+            raise ValueError(
+                f"table {name!r}: weight is {weight.dtype} {list(weight.shape)}, expected {list(expected)}"
+            )
         tables.group.flush()
         tables.part(table, "weight").copy_(weight.detach())
         tables.group.reload()

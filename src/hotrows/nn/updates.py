@@ -57,7 +57,7 @@ class Updates:
         else:
             self._gathered.append(Contribution(flight.plan.distinct.rows[: grads.shape[0]], grads))
             if len(self._gathered) == 1 and not self._accumulating:
-                engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+                engine: Any = torch.autograd.Variable._execution_engine
                 engine.queue_callback(self._apply)
         opened.end(self._group)
 
@@ -81,4 +81,4 @@ class Updates:
 
 def _graph_task() -> int:
     """Number of the backward pass that is running, negative for none."""
-    return int(torch._C._current_graph_task_id())  # type: ignore[attr-defined]
+    return int(torch._C._current_graph_task_id())

@@ -71,7 +71,7 @@ def _map(num_bytes: int) -> Tensor:
 
 
 def _register(owner: RamStore, records: Tensor) -> None:
-    cudart = torch.cuda.cudart()
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address, num_bytes = records.data_ptr(), records.numel() * records.element_size()
     portable_and_mapped = 3
     error = int(cudart.cudaHostRegister(address, num_bytes, portable_and_mapped))

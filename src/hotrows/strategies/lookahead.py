@@ -46,9 +46,7 @@ def lookahead(
     return _run(iter(loader), bags, depth, max(window, min(depth + 1, WINDOW_LIMIT)), ids)
 
 
-def _run(
-    batches: Iterator[B], bags: CachedModule, depth: int, window: int, ids: Callable[[B], Any]
-) -> Iterator[B]:
+def _run(batches: Iterator[B], bags: CachedModule, depth: int, window: int, ids: Callable[[B], Any]) -> Iterator[B]:
     bags.close_lookahead()
     pipelines = [Pipeline(group, depth) for group in bags.groups]
     coming: deque[tuple[B, Ahead | None, Exception | None]] = deque()

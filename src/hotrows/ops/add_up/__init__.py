@@ -14,9 +14,10 @@ def add_up(
     scale: Tensor | None,
     winner: Tensor | None,
 ) -> Tensor:
-    """For each distinct row u the sum over its lookups n = order[starts[u]:starts[u + 1]] of scale[n] · grad[bag_of[n]].
+    """For each distinct row the sum over its lookups n of scale[n] · grad[bag_of[n]].
 
-    The order of additions depends on `order` and `starts` alone, so the same batch gives the same bits in any cache.
+    The lookups of row u are order[starts[u]:starts[u + 1]]. The order of additions depends on `order` and `starts`
+    alone, so the same batch gives the same bits in any cache.
 
     Args:
         grad: float32 [bags, D], contiguous. order: int32 [N]. starts: int32 [N + 1]. num: int32 [1], U.

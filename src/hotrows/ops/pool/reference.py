@@ -24,9 +24,7 @@ def pool(
         return _maximum(values, slots, offsets, position)
     if slots.numel() == 0:
         return values.new_zeros(offsets.numel() - 1, dim), None
-    pooled = embedding_bag(
-        slots, values, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
-    )
+    pooled = embedding_bag(slots, values, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True)
     return pooled, None
 
 

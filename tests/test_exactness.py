@@ -1,0 +1,50 @@
+"""The product: whatever the cache, the result is that of having all rows on the device, bit for bit."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from tests.invariants import check_invariants
+from tests.scenarios import (
+    UNCACHED,
+    Scenario,
+    Setting,
+    assert_equal,
+    finish,
+    result_of,
+    scenarios,
+    settings_for,
+    train,
+    train_in_torch,
+)
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), scenario=scenarios())
+def test_equal_to_uncached(device: str, data: st.DataObject, scenario: Scenario) -> None:
+    setting = data.draw(settings_for(scenario.num_rows, device))
+    assert_equal(finish(scenario, setting), finish(scenario, Setting("100%", device=device)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), scenario=scenarios())
+def test_close_to_torch(device: str, data: st.DataObject, scenario: Scenario) -> None:
+    setting = data.draw(settings_for(scenario.num_rows, device))
+    found, expected = finish(scenario, setting), train_in_torch(scenario)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), scenario=scenarios(several_passes=False))
+def test_invariants_hold_after_every_step(device: str, data: st.DataObject, scenario: Scenario) -> None:
+    setting = data.draw(settings_for(scenario.num_rows, device))
+    truth = train(scenario, UNCACHED if device == "cpu" else Setting("100%", device=device))
+    for bags, uncached in zip(train(scenario, setting), truth, strict=True):
+        check_invariants(bags, result_of(uncached))
