@@ -212,8 +212,8 @@ def result_of(bags: hotrows.EmbeddingBagCollection) -> dict[str, Tensor]:
     found = {}
     for table in bags.tables:
         found[table.name] = bags.weight(table.name)
-        for part, values in bags.optimizer_state(table.name).items():
-            found[f"{table.name}.{part}"] = values
+        for part, values in bags.row_state(table.name).items():
+            found[f"{table.name}.{part}"] = values.clone()
     return found
 
 

@@ -5,23 +5,43 @@ record and moves with it. The objects are `torch.optim.Optimizer`s, so that lear
 `step()` and `zero_grad()` do nothing, for there is nothing left to do.
 """
 
-from collections.abc import Callable
-from typing import Any, overload
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, overload
 
 import torch
+from torch import Tensor
 
 from hotrows.stores.record import StateField
+from hotrows.table import Table
+
+
+class Owner(Protocol):
+    """A module whose rows an optimizer serves."""
+
+    tables: tuple[Table, ...]
+
+    def row_state(self, name: str) -> dict[str, Tensor]:
+        """ "step", and a CPU tensor for each part of the rows' state."""
+
+    def load_row_state(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Set what `row_state` answers."""
 
 
 class RowOptimizer(torch.optim.Optimizer):
     """Base of the row optimizers. A new one names its rule (see `ops.row_update`), its state and its numbers."""
 
     rule: str
-    fields: tuple[StateField, ...] = ()
 
     def __init__(self, **defaults: float | tuple[float, float]) -> None:
+        self._owners: list[weakref.ref[Owner]] = []
         # torch's Optimizer insists on a parameter; the rows themselves are none
         super().__init__([torch.nn.Parameter(torch.empty(0), requires_grad=False)], dict(defaults))
+
+    @property
+    def fields(self) -> tuple[StateField, ...]:
+        """The state of a row, as it lies in the record after the weights."""
+        return ()
 
     def hyper(self, step: int) -> tuple[float, ...]:
         """The rule's numbers at the given step, counted from 1."""
@@ -41,6 +61,38 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing to do: gradients of rows are not kept."""
+
+    def serve(self, owner: "Owner") -> None:
+        """Be the optimizer of a module's rows."""
+        self._owners.append(weakref.ref(owner))
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of `torch.optim`: numbers, and the state of every table's rows, with the values of now."""
+        state = {f"{i}.{name}": owner.row_state(name) for i, owner, name in self._tables()}
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        tables = {f"{i}.{name}": (owner, name) for i, owner, name in self._tables()}
+        if tables.keys() != state_dict["state"].keys():
+            raise ValueError(
+                f"the state is of tables {', '.join(state_dict['state'])}, this optimizer's are {', '.join(tables)}"
+            )
+        for key, (owner, name) in tables.items():
+            owner.load_row_state(name, state_dict["state"][key])
+        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(loaded)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._owners = []  # a copy serves nobody yet
+
+    def _tables(self) -> Iterator[tuple[int, "Owner", str]]:
+        for i, reference in enumerate(self._owners):
+            owner = reference()
+            if owner is not None:
+                for table in owner.tables:
+                    yield i, owner, table.name
 
     def _number(self, name: str) -> float:
         return float(self.param_groups[0][name])
@@ -74,8 +126,11 @@ class Adagrad(RowOptimizer):
         self, lr: float = 0.01, lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10
     ) -> None:
         _check("Adagrad", lr=lr, lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
-        super().__init__(lr=lr, lr_decay=lr_decay, eps=eps)
-        self.fields = (StateField("sum", first_value=initial_accumulator_value),)
+        super().__init__(lr=lr, lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
+
+    @property
+    def fields(self) -> tuple[StateField, ...]:
+        return (StateField("sum", first_value=self._number("initial_accumulator_value")),)
 
     def hyper(self, step: int) -> tuple[float, ...]:
         return self._number("lr") / (1 + (step - 1) * self._number("lr_decay")), self._number("eps")
@@ -88,8 +143,11 @@ class RowWiseAdagrad(RowOptimizer):
 
     def __init__(self, lr: float = 0.01, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> None:
         _check("RowWiseAdagrad", lr=lr, initial_accumulator_value=initial_accumulator_value, eps=eps)
-        super().__init__(lr=lr, eps=eps)
-        self.fields = (StateField("sum", per_row=True, first_value=initial_accumulator_value),)
+        super().__init__(lr=lr, initial_accumulator_value=initial_accumulator_value, eps=eps)
+
+    @property
+    def fields(self) -> tuple[StateField, ...]:
+        return (StateField("sum", per_row=True, first_value=self._number("initial_accumulator_value")),)
 
     def hyper(self, step: int) -> tuple[float, ...]:
         return self._number("lr"), self._number("eps")
@@ -99,13 +157,16 @@ class Adam(RowOptimizer):
     """As `torch.optim.SparseAdam`: only the rows of the batch, steps counted per table."""
 
     rule = "adam"
-    fields = (StateField("exp_avg"), StateField("exp_avg_sq"))
 
     def __init__(self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         _check("Adam", lr=lr, eps=eps)
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"Adam: betas are {betas!r}, each must be at least 0 and less than 1")
         super().__init__(lr=lr, betas=betas, eps=eps)
+
+    @property
+    def fields(self) -> tuple[StateField, ...]:
+        return StateField("exp_avg"), StateField("exp_avg_sq")
 
     def hyper(self, step: int) -> tuple[float, ...]:
         beta1, beta2 = self.param_groups[0]["betas"]

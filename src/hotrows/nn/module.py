@@ -115,6 +115,8 @@ class CachedModule(nn.Module):
         ]
         self.index = plans[0][2]
         self._set_of = {table.name: tables for tables in self._sets for table in tables.tables}
+        if optimizer is not None:
+            optimizer.serve(self)
 
     # -- forward --------------------------------------------------------------------------------------------------
 
@@ -272,15 +274,18 @@ class CachedModule(nn.Module):
         for group in self.groups:
             group.unpin()
 
-    def optimizer_state(self, name: str) -> dict[str, Tensor]:
-        """The optimizer state of a table: "step", and a CPU tensor for each part of the records' state."""
+    def row_state(self, name: str) -> dict[str, Tensor]:
+        """The optimizer state of a table: "step", and a view of each part of the records' state in the store.
+
+        `optimizer.state_dict()` has it for all tables.
+        """
         self.flush()
         table, tables = self._table(name), self._set_of[name]
-        parts = {part.name: tables.part(table, part.name).clone() for part in tables.group.store.layout.state}
+        parts = {part.name: tables.part(table, part.name) for part in tables.group.store.layout.state}
         return {"step": torch.tensor(float(tables.group.steps)), **parts}
 
-    def load_optimizer_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Set what `optimizer_state` answers. Tables of one dim count their steps together."""
+    def load_row_state(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Set what `row_state` answers. Tables of one dim count their steps together."""
         table, tables = self._table(name), self._set_of[name]
         fields = [part.name for part in tables.group.store.layout.state]
         if set(state) != {"step", *fields}:

@@ -5,14 +5,13 @@ row's place in the answer from the block in which the row begins, to the block's
 that only continues it. Then every row that reaches beyond the block it begins in collects what was carried.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 32  # lookups
+_BLOCK = 16  # lookups; with one warp and 128 words the sums stay in registers
 _WORDS = 128  # at most, of a gradient in one program
-_COLLECT = 64  # blocks collected at a time
+_COLLECT = 32  # blocks collected at a time
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
@@ -134,9 +133,7 @@ def add_up(
     carried = grad.new_empty(num_blocks, dim)
     words = min(triton.next_power_of_2(dim), _WORDS)
     num_pieces = triton.cdiv(dim, words)
-    _first_rows[(triton.cdiv(num_blocks, 128),)](
-        starts, num, num_blocks, first_row, BLOCK=_BLOCK, LANES=128
-    )
+    _first_rows[(triton.cdiv(num_blocks, 128),)](starts, num, num_blocks, first_row, BLOCK=_BLOCK, LANES=128)
     _sum_blocks[(num_blocks, num_pieces)](
         grad,
         order,
@@ -155,6 +152,6 @@ def add_up(
     )
     if num_blocks > 1:
         _collect[(num_blocks - 1, num_pieces)](
-            starts, first_row, carried, answer, DIM=dim, BLOCK=_BLOCK, WORDS=words, AT_ONCE=_COLLECT, num_warps=4
+            starts, first_row, carried, answer, DIM=dim, BLOCK=_BLOCK, WORDS=words, AT_ONCE=_COLLECT, num_warps=2
         )
     return answer

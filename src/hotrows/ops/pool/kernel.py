@@ -67,7 +67,7 @@ def pool(
     winners = cache.new_empty(num_bags, dim, dtype=torch.int32) if mode == "max" else None
     if num_bags:
         words = min(triton.next_power_of_2(dim), _MOST_WORDS)
-        bags = min(_TILE // words, 32)
+        bags = min(_TILE // words, 128)
         _pool[(triton.cdiv(num_bags, bags), triton.cdiv(dim, words))](
             cache,
             slots,

@@ -66,9 +66,7 @@ def find(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
     cells = torch.empty_like(rows)
     if rows.numel():
         grid = (triton.cdiv(rows.numel(), _BLOCK),)
-        _find[grid](
-            keys, rows, num, cells, rows.numel(), keys.numel() - 1, BLOCK=_BLOCK, num_warps=_NUM_WARPS
-        )
+        _find[grid](keys, rows, num, cells, rows.numel(), keys.numel() - 1, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
     return cells
 
 
@@ -76,7 +74,5 @@ def insert(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
     cells = torch.empty_like(rows)
     if rows.numel():
         grid = (triton.cdiv(rows.numel(), _BLOCK),)
-        _insert[grid](
-            keys, rows, num, cells, rows.numel(), keys.numel() - 1, BLOCK=_BLOCK, num_warps=_NUM_WARPS
-        )
+        _insert[grid](keys, rows, num, cells, rows.numel(), keys.numel() - 1, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
     return cells

@@ -1,6 +1,5 @@
 """Optimizer steps on records in Triton, with the arithmetic of the rules in `reference`."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -46,6 +45,7 @@ def _update(
                 squares += tl.sum(grad * grad, 1)
             at_total = cache + slot * W + DIM
             row_total = tl.load(at_total, mask=present, other=0.0) + tl.div_rn(squares, 1.0 * DIM)
+            tl.debug_barrier()  # every warp keeps its own copy of the totals: none may read what another has stored
             tl.store(at_total, row_total, mask=present)
             root = tl.sqrt_rn(row_total)[:, None]
         for begin in tl.static_range(0, DIM, WORDS):
@@ -119,7 +119,7 @@ def row_update(
         _any_rule(rule, cache, slots, grads, num, dim, hyper)
         return
     words = min(triton.next_power_of_2(dim), _MOST_WORDS)
-    rows = min(_TILE // words, 32)
+    rows = min(_TILE // words, 128)
     grid = (min(triton.cdiv(slots.numel(), rows), _MOST_PROGRAMS),)
     _update[grid](
         cache,

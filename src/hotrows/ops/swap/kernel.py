@@ -39,4 +39,7 @@ def swap(cache: Tensor, store: Tensor, slots: Tensor, rows_out: Tensor, rows_in:
         return
     grid = (min(triton.cdiv(slots.numel(), _MOVES), _MOST_PROGRAMS),)
     words = min(triton.next_power_of_2(num_words), _MOST_WORDS)
-    _swap[grid](cache, store, slots, rows_out, rows_in, num, W=num_words, MOVES=_MOVES, WORDS=words, num_warps=4)
+    num_warps = 4 if _MOVES * words >= 128 else 1  # a word for every thread, so that each is moved by one alone
+    _swap[grid](
+        cache, store, slots, rows_out, rows_in, num, W=num_words, MOVES=_MOVES, WORDS=words, num_warps=num_warps
+    )

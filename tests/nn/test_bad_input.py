@@ -1,0 +1,209 @@
+"""Bad input: what was given, what is allowed, and nothing changed."""
+
+import pytest
+import torch
+
+import hotrows
+from hotrows import Jagged, Table
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def make(**arguments: object) -> hotrows.EmbeddingBagCollection:
+    defaults: dict[str, object] = {
+        "tables": [Table("C1", 20), Table("C2", 7)],
+        "dim": 4,
+        "optimizer": hotrows.optim.SGD(lr=0.5),
+        "cache": 5,
+    }
+    return hotrows.EmbeddingBagCollection(**{**defaults, **arguments})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[1, 2], [3, 7]], r"feature 'C2', sample 1: id 7 is not in table 'C2', whose ids go from 0 to 6"),
+        ([[-1, 2]], r"feature 'C1', sample 0: id -1 is not in table 'C1', whose ids go from 0 to 19"),
+        ([[2**40, 2]], r"id 1099511627776"),
+    ],
+)
+def test_a_bad_id_is_named_and_changes_nothing(ids: list[list[int]], message: str, device: str) -> None:
+    bags = make(device=device)
+    good = torch.tensor([[1, 2], [3, 4]])
+    bags(good).sum().backward()
+    before = {name: bags.weight(name) for name in ("C1", "C2")}
+
+    def step() -> None:
+        bags(torch.tensor(ids, device=device)).sum().backward()
+        bags.flush()
+
+    with pytest.raises(hotrows.BadIdError, match=message):
+        step()
+    assert all(torch.equal(bags.weight(name), rows) for name, rows in before.items())
+    bags(good).sum().backward()
+    assert not torch.equal(bags.weight("C1"), before["C1"])
+
+
+def test_the_error_is_what_a_torch_user_catches() -> None:
+    for kind in (ValueError, IndexError):
+        with pytest.raises(kind):
+            make()(torch.tensor([[99, 0]]))
+
+
+def test_a_bad_id_in_a_jagged_batch() -> None:
+    ids = Jagged(torch.tensor([1, 2, 7]), torch.tensor([[1, 1], [0, 1]]))
+    with pytest.raises(hotrows.BadIdError, match="feature 'C2', position 2 of values: id 7"):
+        make()(ids)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_bad_id_in_one_bag(device: str) -> None:
+    bag = hotrows.EmbeddingBag(10, 4, optimizer=hotrows.optim.SGD(lr=1.0), device=device)
+
+    def step() -> None:
+        bag(torch.tensor([1, 10], device=device), torch.tensor([0], device=device))
+        bag.flush()
+
+    with pytest.raises(hotrows.BadIdError, match=r"input\[1\] is 10, ids of this bag go from 0 to 9"):
+        step()
+
+
+@pytest.mark.gpu
+def test_bad_structure_on_the_device_is_found_without_waiting() -> None:
+    bag = hotrows.EmbeddingBag(10, 4, optimizer=hotrows.optim.SGD(lr=1.0), device="cuda")
+    bag(torch.tensor([1, 2, 3], device="cuda"), torch.tensor([0, 2, 1], device="cuda"))
+    with pytest.raises(hotrows.BadIdError, match="offsets must"):
+        bag.flush()
+    bags = make(device="cuda")
+    bags(Jagged(torch.tensor([1, 2], device="cuda"), torch.tensor([[5], [1]], device="cuda")))
+    with pytest.raises(hotrows.BadIdError, match="lengths must"):
+        bags.flush()
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.zeros(2, 2), r"ids are torch.float32"),
+        (torch.zeros(2, dtype=torch.int64), r"ids are \[2\], give \[B, 2\]"),
+        (torch.zeros(2, 3, dtype=torch.int64), r"ids are \[2, 3\], give \[B, 2\]"),
+        ([[1, 2]], r"ids are a list"),
+        (Jagged(torch.tensor([1]), torch.tensor([[1]])), r"lengths are \[1, 1\], give \[2, B\]"),
+    ],
+)
+def test_ids_of_the_wrong_kind(ids: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()(ids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.tensor([1.0]), torch.tensor([[1]])), "values are torch.float32"),
+        ((torch.tensor([1]), torch.tensor([1])), r"lengths are torch.int64 \[1\]"),
+        ((torch.tensor([1]), torch.tensor([[2]])), "lengths add up to 2, but there are 1 values"),
+        ((torch.tensor([1]), torch.tensor([[2, -1]])), "a length is -1"),
+        ((torch.tensor([1]), torch.tensor([[1]]), torch.tensor([1.0, 2.0])), r"weights are torch.float32 \[2\]"),
+    ],
+)
+def test_jagged_of_the_wrong_kind(arguments: tuple[torch.Tensor, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Jagged(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("input", "offsets", "weights", "message"),
+    [
+        ([1, 2, 3], [0, 2, 1], None, r"offsets must ascend, but offsets\[2\] is 1 after 2"),
+        ([1, 2, 3], [1, 2], None, r"offsets\[0\] is 1, the first bag must begin at 0"),
+        ([1, 2, 3], [0, 4], None, r"offsets\[1\] is 4, beyond the 3 ids given"),
+        ([1, 2, 3], None, None, r"needs offsets"),
+        ([[1, 2, 3]], [0], None, r"offsets go with a one-dimensional input"),
+        ([1, 2, 3], [0], [1.0, 2.0], r"one weight per id"),
+    ],
+)
+def test_one_bag_called_wrongly(
+    input: list[int], offsets: list[int] | None, weights: list[float] | None, message: str
+) -> None:
+    bag = hotrows.EmbeddingBag(10, 4, mode="sum", optimizer=hotrows.optim.SGD(lr=1.0))
+    with pytest.raises(ValueError, match=message):
+        bag(
+            torch.tensor(input),
+            None if offsets is None else torch.tensor(offsets),
+            None if weights is None else torch.tensor(weights),
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"policy": "mru"}, "policy is 'mru': known are frequency, lfu, lookahead, lru, random"),
+        ({"index": "tree"}, "index is 'tree': known are auto, direct, hash, set-associative"),
+        ({"optimizer": "sgd"}, "optimizer is 'sgd': give one of hotrows.optim.SGD"),
+        ({"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)}, "optimizer is 'SGD'"),
+        ({"mode": "median"}, "mode is 'median': known are sum, mean, max"),
+        ({"store": "tape"}, "store is 'tape'"),
+        ({"cache": 0}, "cache is 0"),
+        ({"cache": -5}, "cache is -5"),
+        ({"cache": "1.5 %x"}, "cache is '1.5 %x'"),
+        ({"cache": "0%"}, "cache is '0%'"),
+        ({"cache": "120%"}, "at most 100%"),
+        ({"cache": "1kB", "dim": 1000}, "no room for a single row"),
+        ({"cache": 1.5}, "cache is 1.5"),
+        ({"dim": 0}, "dim is 0"),
+        ({"dim": None}, "table 'C1' has no dim"),
+        ({"tables": []}, "no tables"),
+        ({"tables": [Table("a", 1), Table("a", 2)]}, "table names must differ, but 'a'"),
+        ({"tables": [Table("a", 1), Table("b", 2, features=("a",))]}, "feature names must differ, but 'a'"),
+        ({"tables": [Table("a", 1, init="zeros")]}, "init is 'zeros': give one of uniform, normal"),
+        ({"device": "tpu"}, "tpu"),
+    ],
+)
+def test_collections_that_cannot_be(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        make(**arguments)
+
+
+def test_tables_that_cannot_be() -> None:
+    for arguments, message in [
+        (("a", 0), "num_rows is 0"),
+        (("", 5), "name ''"),
+        (("a.b", 5), "no dot"),
+        (("a", 5, -1), "dim is -1"),
+        (("a", 5, None, "ab"), "features is 'ab'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Table(*arguments)
+
+
+def test_more_memory_than_there_is() -> None:
+    with pytest.raises(hotrows.OutOfMemoryError, match=r"need 4\d+\.\d TB of host memory, and .* are available"):
+        make(tables=[Table("C1", 10**11)], dim=100, cache=10)
+    with pytest.raises(MemoryError, match="memory on cpu"):
+        make(tables=[Table("C1", 10**11)], dim=100, cache="100%")
+
+
+def test_what_a_drop_in_cannot_do_it_says() -> None:
+    for arguments, message in [
+        ({"max_norm": 1.0}, "max_norm is not supported: it changes rows"),
+        ({"scale_grad_by_freq": True}, "scale_grad_by_freq is not supported"),
+        ({"dtype": torch.float16}, "rows are float32"),
+        ({"padding_idx": 10}, "padding_idx is 10"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            hotrows.EmbeddingBag(10, 4, **arguments)
+
+
+def test_a_cache_larger_than_the_table_is_clamped_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="hotrows"):
+        bags = make(cache=1000)
+    assert bags.groups[0].num_slots == 27
+    assert "only 27" in caplog.text
+
+
+def test_auto_says_which_index_it_chose(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="hotrows"):
+        assert make().index == "direct"
+    assert "index auto: direct" in caplog.text
+    big = hotrows.EmbeddingBag(1_000_000, 1, cache=10)
+    assert big.index == "hash"

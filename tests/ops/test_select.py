@@ -1,0 +1,64 @@
+"""Victim selection: the kernels against the reference."""
+
+import pytest
+import torch
+
+from hotrows.ops.select import kernel, reference
+
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+
+
+def check(priority, device, wanted, *, last_used=None, pinned=None, oldest=0, most=None):
+    priority = priority.int()
+    last_used = torch.full_like(priority, -1) if last_used is None else last_used.int()
+    pinned = torch.zeros(priority.shape, dtype=torch.bool) if pinned is None else pinned
+    most = max(wanted, 1) if most is None else most
+    num_wanted = torch.tensor([wanted], dtype=torch.int32)
+    expected = reference.select(priority, last_used, pinned, oldest, num_wanted, most)
+    answer = kernel.select(
+        priority.to(device), last_used.to(device), pinned.to(device), oldest, num_wanted.to(device), most
+    )
+    assert answer.dtype == torch.int32
+    assert answer.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_slots", [1, 7, 1000, 4096, 9000])
+@pytest.mark.parametrize("spread", [3, 1000, 2**31])
+def test_matches_reference(num_slots, spread, device, random):
+    priority = torch.randint(-spread, spread, (num_slots,), generator=random)
+    last_used = torch.randint(10, (num_slots,), generator=random)
+    pinned = torch.rand(num_slots, generator=random) < 0.2
+    for wanted in sorted({0, 1, num_slots // 3, num_slots}):
+        check(priority, device, wanted, last_used=last_used, pinned=pinned, oldest=7, most=num_slots + 5)
+
+
+def test_few_programs_do_it_all(device, random, monkeypatch):
+    monkeypatch.setattr(kernel, "_MOST_PROGRAMS", 2)
+    pinned = torch.rand(30000, generator=random) < 0.2
+    check(torch.randint(-500, 500, (30000,), generator=random), device, 10000, pinned=pinned)
+
+
+def test_more_wanted_than_evictable(device, random):
+    last_used = torch.randint(10, (1000,), generator=random)
+    check(torch.randint(50, (1000,), generator=random), device, 900, last_used=last_used, oldest=5)
+
+
+def test_nothing_evictable(device):
+    priority = torch.arange(5000)
+    check(priority, device, 10, pinned=torch.ones(5000, dtype=torch.bool))
+    check(priority, device, 10, last_used=torch.full((5000,), 3), oldest=3)
+
+
+@pytest.mark.parametrize("value", [INT_MIN, -1, 0, 1, INT_MAX])
+def test_equal_priorities_give_up_lower_slots(value, device, random):
+    pinned = torch.rand(9000, generator=random) < 0.5
+    check(torch.full((9000,), value), device, 3000, pinned=pinned)
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3, 4, 5, 6])
+def test_extreme_priorities(wanted, device):
+    check(torch.tensor([INT_MAX, INT_MIN, 0, -1, INT_MIN, INT_MAX]), device, wanted)
+
+
+def test_no_slots(device):
+    check(torch.zeros(0), device, 3)

@@ -1,0 +1,36 @@
+"""Moves between store and cache: the kernel against the reference."""
+
+import pytest
+import torch
+
+from hotrows.ops.rows import NO_ROW
+from hotrows.ops.swap import kernel, reference
+
+
+@pytest.fixture
+def on_host(device):
+    """Puts a store where kernels of the device can reach it."""
+    return (lambda store: store.pin_memory()) if device.type == "cuda" else (lambda store: store.clone())
+
+
+@pytest.mark.parametrize("num_words", [4, 16, 100, 128, 1040])
+@pytest.mark.parametrize(("num_moves", "count"), [(0, 0), (1, 1), (7, 7), (100, 60), (100, 0)])
+@pytest.mark.parametrize("most_programs", [2, 132])
+def test_matches_reference(most_programs, num_words, num_moves, count, device, on_host, random, monkeypatch):
+    monkeypatch.setattr(kernel, "_MOST_PROGRAMS", most_programs)
+    cache = torch.randn(num_moves + 5, num_words, generator=random)
+    store = torch.randn(3 * num_moves + 5, num_words, generator=random)
+    slots = torch.randperm(cache.shape[0], generator=random)[:num_moves].int()
+    rows = torch.randperm(store.shape[0], generator=random)
+    rows_out, rows_in = rows[:num_moves], rows[num_moves : 2 * num_moves]
+    rows_out[torch.rand(num_moves, generator=random) < 0.3] = NO_ROW
+    rows_in[torch.rand(num_moves, generator=random) < 0.3] = NO_ROW
+    num = torch.tensor([count], dtype=torch.int32)
+
+    on_device, ours = cache.to(device, copy=True), on_host(store)
+    kernel.swap(on_device, ours, slots.to(device), rows_out.to(device), rows_in.to(device), num.to(device))
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    reference.swap(cache, store, slots, rows_out, rows_in, num)
+    assert torch.equal(on_device.cpu(), cache)
+    assert torch.equal(ours, store)
