@@ -101,9 +101,7 @@ def scenarios(draw: st.DrawFn, several_passes: bool = True) -> Scenario:
         size = draw(st.integers(1, 8))
         if jagged:
             lengths = torch.randint(0, 4, (num_features, size), generator=random)
-            values = [
-                _skewed(rows, int(n), random) for rows, n in zip(sizes, lengths.sum(1).tolist(), strict=True)
-            ]
+            values = [_skewed(rows, int(n), random) for rows, n in zip(sizes, lengths.sum(1).tolist(), strict=True)]
             weights = torch.rand(int(lengths.sum()), generator=random) if weighted else None
             batches.append(Jagged(torch.cat(values), lengths, weights))
         else:
@@ -274,7 +272,7 @@ def train_in_torch(scenario: Scenario) -> dict[str, Tensor]:
     return {name: weight.detach() for name, weight in plain.items()}
 
 
-def _torch_optimizer(name: str, weight: torch.nn.Parameter):  # noqa: ANN202
+def _torch_optimizer(name: str, weight: torch.nn.Parameter):
     """A step (rows, their gradients) of the torch optimizer of the same numbers, or its formula where torch has none."""
     if name in ("adagrad", "adam"):
         ours = OPTIMIZERS[name]()

@@ -106,13 +106,14 @@ class Belady(Policy):
     def __init__(self, trace: Iterable[Tensor]) -> None:
         batches = [torch.unique(_rows(batch)) for batch in trace]
         rows = torch.cat([torch.empty(0, dtype=torch.int64), *batches])
-        number = torch.repeat_interleave(torch.arange(len(batches)), torch.tensor([b.numel() for b in batches]))
+        lengths = [batch.numel() for batch in batches]
+        number = torch.repeat_interleave(torch.arange(len(batches)), torch.tensor(lengths, dtype=torch.int64))
         # a stable sort by row leaves the uses of each row in order of time: the next use is the next entry
         order = torch.argsort(rows, stable=True)
         follows = rows[order][1:] == rows[order][:-1]
         next_use = torch.full_like(rows, FAR)
         next_use[order[:-1][follows]] = number[order][1:][follows]
-        self._next_use = torch.split(next_use, [b.numel() for b in batches])
+        self._next_use = torch.split(next_use, lengths)
 
     def access(self, access: Access) -> None:
         assert access.number is not None

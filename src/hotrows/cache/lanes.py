@@ -8,6 +8,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -46,6 +47,7 @@ class Passed:
 
 class StreamMark:
     def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._device = stream.device
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
@@ -53,7 +55,7 @@ class StreamMark:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def hold_caller(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def wait(self) -> None:
         self._event.synchronize()
@@ -142,6 +144,11 @@ def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
 def caller_mark(device: torch.device) -> Mark:
     """The point that the caller's lane has got to."""
     return StreamMark(torch.cuda.current_stream(device)) if device.type == "cuda" else Passed()
+
+
+def caller_device(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels that the caller's lane launches go to this device, whatever the current one is."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def make_lanes(device: torch.device) -> tuple[Lane, Lane]:

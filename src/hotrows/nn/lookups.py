@@ -50,8 +50,8 @@ def rows_of(ids: Tensor, first_row: Tensor, num_rows: Tensor, mask: Tensor | Non
     position = torch.arange(ids.numel(), device=ids.device)
     first_bad = torch.where(bad, position, ids.numel()).min()
     any_bad = first_bad < ids.numel()
-    value = ids[first_bad.clamp(max=ids.numel() - 1)]
-    found = torch.stack([torch.where(any_bad, BAD_ID, NOTHING_BAD), first_bad, value])
+    value = ids.index_select(0, first_bad.clamp(max=ids.numel() - 1).reshape(1))  # indexing would synchronize
+    found = torch.cat([torch.stack([torch.where(any_bad, BAD_ID, NOTHING_BAD), first_bad]), value])
     rows = torch.where(any_bad if mask is None else any_bad | mask, NO_ROW, ids + first_row)
     return Rows(rows, found)
 

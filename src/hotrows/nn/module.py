@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hotrows.cache.capacity import cache_rows, check_cache
 from hotrows.cache.group import Flight, Request, RowGroup
 from hotrows.cache.indexes import INDEXES, check_index, choose_index, make_index
+from hotrows.cache.lanes import caller_device
 from hotrows.cache.planner import Placing, Planner
 from hotrows.cache.policies import Policy, make_policy
 from hotrows.cache.policies.frequency import Frequency
@@ -133,10 +134,11 @@ class CachedModule(nn.Module):
                 "these rows have no optimizer: pass optimizer=hotrows.optim.SGD(lr=...) to train them, or use "
                 "model.eval() or torch.no_grad() to read them"
             )
-        return [
-            self._pooled_of(tables, part, None if ahead is None else (ahead.requests[i], ahead.flights[i]), trains)
-            for i, (tables, part) in enumerate(zip(self._sets, lookups, strict=True))
-        ]
+        with caller_device(self.device):
+            return [
+                self._pooled_of(tables, part, None if ahead is None else (ahead.requests[i], ahead.flights[i]), trains)
+                for i, (tables, part) in enumerate(zip(self._sets, lookups, strict=True))
+            ]
 
     def _pooled_of(
         self, tables: TableSet, lookups: Lookups, ahead: tuple[Request, Flight | None] | None, trains: bool

@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from hotrows.cache.pipeline import Pipeline
 from hotrows.cache.policies.upcoming import WINDOW_LIMIT
@@ -48,52 +49,82 @@ def lookahead(
 
 def _run(batches: Iterator[B], bags: CachedModule, depth: int, window: int, ids: Callable[[B], Any]) -> Iterator[B]:
     bags.close_lookahead()
-    pipelines = [Pipeline(group, depth) for group in bags.groups]
-    coming: deque[tuple[B, Ahead | None, Exception | None]] = deque()
+    ahead = _Loop(bags, depth)
+    bags.open_lookahead(ahead.close)
+    coming: deque[_Coming[B]] = deque()
     more = True
-
-    def read() -> bool:
-        """Take one more batch from the loader; what is wrong with it is raised when its turn comes."""
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return False
-        ahead: Ahead | None = None
-        failed: Exception | None = None
-        if bags.training:
-            try:
-                ahead = bags.look_at(ids(batch))
-            except Exception as error:
-                failed = error
-        if ahead is not None:
-            for pipeline, request in zip(pipelines, ahead.requests, strict=True):
-                pipeline.announce(request)
-        coming.append((batch, ahead, failed))
-        return failed is None
-
-    def close() -> None:
-        bags.set_current(None)
-        for pipeline in pipelines:
-            pipeline.close()
-
-    bags.open_lookahead(close)
     try:
         while True:
             while more and len(coming) < window:
-                more = read()
+                found = _read(batches, ahead, ids)
+                if found is not None:
+                    coming.append(found)
+                more = found is not None and found.failed is None
             if not coming:
                 return
-            batch, ahead, failed = coming.popleft()
-            if failed is not None:
-                raise failed
-            if ahead is not None:
-                for i, pipeline in enumerate(pipelines):
-                    request, ahead.flights[i] = pipeline.turn()
-                    request.check()
-            bags.set_current(ahead)
-            yield batch
-            bags.set_current(None)
-            for pipeline in pipelines:
-                pipeline.finish()
+            turn = coming.popleft()
+            if turn.failed is not None:
+                raise turn.failed
+            ahead.turn(turn.ahead)
+            assert turn.batch is not None
+            yield turn.batch
+            ahead.finish()
     finally:
-        bags.close_lookahead(close)
+        bags.close_lookahead(ahead.close)
+
+
+@dataclass
+class _Coming(Generic[B]):
+    """A batch that was read ahead, or what went wrong: raised when its turn comes, so that those before it train."""
+
+    batch: B | None = None
+    ahead: Ahead | None = None
+    failed: Exception | None = None
+
+
+def _read(batches: Iterator[B], loop: "_Loop", ids: Callable[[B], Any]) -> _Coming[B] | None:
+    try:
+        batch = next(batches)
+        return _Coming(batch, loop.announce(lambda: ids(batch)))
+    except StopIteration:
+        return None
+    except Exception as error:
+        return _Coming(failed=error)
+
+
+class _Loop:
+    """The pipelines of one loop over the batches."""
+
+    def __init__(self, bags: CachedModule, depth: int) -> None:
+        self._bags = bags
+        self._pipelines = [Pipeline(group, depth) for group in bags.groups]
+        self._closed = False
+
+    def announce(self, ids: Callable[[], Any]) -> Ahead | None:
+        if self._closed or not self._bags.training:
+            return None
+        ahead = self._bags.look_at(ids())
+        for pipeline, request in zip(self._pipelines, ahead.requests, strict=True):
+            pipeline.announce(request)
+        return ahead
+
+    def turn(self, ahead: Ahead | None) -> None:
+        """The next batch's turn; after the loop was closed its batches are planned on the spot."""
+        if ahead is None or self._closed:
+            return
+        for i, pipeline in enumerate(self._pipelines):
+            request, ahead.flights[i] = pipeline.turn()
+            request.check()
+        self._bags.set_current(ahead)
+
+    def finish(self) -> None:
+        if not self._closed:
+            self._bags.set_current(None)
+            for pipeline in self._pipelines:
+                pipeline.finish()
+
+    def close(self) -> None:
+        self._closed = True
+        self._bags.set_current(None)
+        for pipeline in self._pipelines:
+            pipeline.close()

@@ -1,7 +1,7 @@
 """An open-addressing hash table from row to cell, worked on by a whole batch at a time.
 
-The table is one int64 array `keys` of M + 1 cells: a row, EMPTY or ERASED in the first M, BARRED in the last (where
-Triton's unmasked compare-and-swap sends its idle lanes). A row is looked for from its hashed cell onwards, round the
+The table is one int64 array `keys` of M + 1 cells: a row, EMPTY or ERASED in the first M, BARRED in the last (a place
+for writes that must not happen). A row is looked for from its hashed cell onwards, round the
 end, until it or an EMPTY cell is met; the table is never full, so every search ends.
 """
 

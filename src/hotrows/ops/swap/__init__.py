@@ -8,8 +8,8 @@ from hotrows.ops.swap import reference
 def swap(cache: Tensor, store: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
     """For each of the first `num` moves: store[row out] = cache[slot], then cache[slot] = store[row in].
 
-    A move without a row out (NO_ROW) writes nothing back, one without a row in fetches nothing. No slot and no row
-    occurs twice among the moves.
+    A move without a row out (NO_ROW) writes nothing back, one without a row in fetches nothing; the slot of a move
+    without both does not matter. No slot and no row occurs twice among the moves.
 
     Args:
         cache: float32 [≥ S, W] on the device. store: float32 [R, W] on the host (registered on a CUDA machine).

@@ -1,0 +1,178 @@
+"""One contract for every policy, and what each of them is for."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+import hotrows
+from hotrows.cache.indexes import INDEXES, make_index
+from hotrows.cache.planner import Placing, Planner
+from hotrows.cache.policies import POLICIES, Policy, make_policy
+from hotrows.cache.policies.frequency import Frequency
+from hotrows.cache.policies.upcoming import NOT_NEEDED, UpcomingUses
+from hotrows.cache.slots import Slots
+from hotrows.ops.distinct import distinct
+
+
+def planner_of(policy: str | Policy, capacity: int, index: str = "direct") -> Planner:
+    slots = Slots(INDEXES[index].round_slots(capacity), torch.device("cpu"))
+    return Planner(slots, make_index(index, 1000, slots), make_policy(policy))
+
+
+def cached(planner: Planner) -> set[int]:
+    return {row for row in planner.slots.row[:-1].tolist() if row >= 0}
+
+
+def use(planner: Planner, *rows: int, number: int | None = None) -> None:
+    planner.plan(distinct(torch.tensor(rows)), Placing.WHAT_FITS, number=number)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=50, deadline=None)
+@given(
+    capacity=st.integers(1, 40),
+    batches=st.lists(st.lists(st.integers(0, 999), min_size=1, max_size=25), min_size=1, max_size=15),
+    index=st.sampled_from(sorted(INDEXES)),
+    flying=st.integers(0, 3),
+)
+def test_contract(name: str, capacity: int, batches: list[list[int]], index: str, flying: int) -> None:
+    """Whatever the policy: pinned rows and rows in flight stay, free slots go first, the batch is there."""
+    planner = planner_of(name, capacity, index)
+    pinned: set[int] = set()
+    in_flight: list[tuple[int, set[int]]] = []
+    for number, rows in enumerate(batches):
+        unique = distinct(torch.tensor(rows))
+        planner.announce(unique, number)
+        before = cached(planner)
+        in_flight = in_flight[len(in_flight) - flying :] if flying else []
+        oldest = in_flight[0][0] if in_flight else None
+        plan = planner.plan(unique, Placing.WHAT_FITS, oldest=oldest, number=number)
+        planner.settle(plan, _counts(plan), Placing.WHAT_FITS)
+        after = cached(planner)
+        assert pinned <= after
+        for _, kept in in_flight:
+            assert kept <= after
+        placed = {int(r) for r, s in zip(unique.rows, plan.row_slots, strict=False) if 0 <= s < planner.slots.num}
+        assert placed <= after
+        if index != "set-associative" and len(before | set(rows)) <= planner.slots.num:
+            assert after == before | set(rows), "nothing leaves while there are free slots"
+        in_flight.append((plan.batch, placed))
+        if number == 0:
+            pinned = set(list(placed)[:2])
+            for slot, row in enumerate(planner.slots.row[:-1].tolist()):
+                planner.slots.pinned[slot] = row in pinned
+
+
+def _counts(plan):
+    from hotrows.cache.planner import Counts
+
+    return Counts(*plan.counts.tolist())
+
+
+def test_lru_evicts_the_least_recent() -> None:
+    planner = planner_of("lru", 3)
+    for rows in [(1,), (2,), (3,), (1,), (4,)]:
+        use(planner, *rows)
+    assert cached(planner) == {1, 3, 4}
+
+
+def test_lfu_evicts_the_least_frequent_and_counts_lookups() -> None:
+    planner = planner_of("lfu", 3)
+    for rows in [(1, 1, 1), (2, 2), (3,), (4,)]:
+        use(planner, *rows)
+    assert cached(planner) == {1, 2, 4}
+    use(planner, 5, 5, 5)
+    assert cached(planner) == {1, 2, 5}
+
+
+def test_frequency_evicts_by_the_rank_given_beforehand() -> None:
+    counts = torch.arange(1000)  # the higher the row, the more frequent
+    planner = planner_of(Frequency(counts), 3)
+    for rows in [(1,), (900,), (800,), (2,), (3,)]:
+        use(planner, *rows)
+    assert cached(planner) == {900, 800, 3}
+
+
+def test_frequency_without_counts_takes_ids_as_ranks_within_their_tables() -> None:
+    tables = [hotrows.Table("a", 10), hotrows.Table("b", 10)]
+    bags = hotrows.EmbeddingBagCollection(
+        tables, dim=4, cache=4, policy="frequency", optimizer=hotrows.optim.SGD(lr=0.1)
+    )
+    for ids in [[0, 0], [9, 9], [1, 8]]:
+        bags(torch.tensor([ids])).sum().backward()
+    assert {row for row in bags.groups[0].planner.slots.row.tolist() if row >= 0} == {0, 10, 1, 18}
+
+
+def test_random_is_repeatable_and_depends_on_the_seed() -> None:
+    from hotrows.cache.policies.random import Random
+
+    def end(seed: int) -> set[int]:
+        planner = planner_of(Random(seed), 20)
+        for start in range(0, 600, 10):
+            use(planner, *range(start, start + 10))
+        return cached(planner)
+
+    assert end(1) == end(1)
+    assert end(1) != end(2)
+
+
+def test_lookahead_keeps_what_the_window_needs_furthest_first_to_go() -> None:
+    planner = planner_of("lookahead", 3)
+    batches = [(1,), (2,), (3,), (4,), (1,), (3,), (2,)]
+    uniques = [distinct(torch.tensor(rows)) for rows in batches]
+    for number, unique in enumerate(uniques):
+        planner.announce(unique, number)
+    for number in range(4):
+        planner.plan(uniques[number], Placing.WHAT_FITS, number=number)
+    assert cached(planner) == {1, 3, 4}, "2 is needed last"
+    planner.plan(uniques[4], Placing.WHAT_FITS, number=4)
+    planner.plan(uniques[5], Placing.WHAT_FITS, number=5)
+    planner.plan(uniques[6], Placing.WHAT_FITS, number=6)
+    assert 2 in cached(planner)
+
+
+def test_lookahead_evicts_the_least_frequent_of_what_nobody_needs() -> None:
+    planner = planner_of("lookahead", 3)
+    for rows in [(1, 1, 1), (2,), (3, 3), (4,)]:
+        use(planner, *rows)
+    assert cached(planner) == {1, 3, 4}
+
+
+def test_what_was_withdrawn_is_not_kept() -> None:
+    planner = planner_of("lookahead", 2)
+    use(planner, 1)
+    use(planner, 2, 2)
+    announced = distinct(torch.tensor([1]))
+    planner.announce(announced, 0)
+    planner.withdraw(announced, 0)
+    use(planner, 3)
+    assert cached(planner) == {2, 3}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    batches=st.lists(st.sets(st.integers(0, 30), min_size=1, max_size=10), min_size=1, max_size=150),
+    window=st.integers(1, 64),
+)
+def test_upcoming_uses_against_a_list(batches: list[set[int]], window: int) -> None:
+    upcoming = UpcomingUses(torch.device("cpu"))
+    rows = [torch.tensor(sorted(batch)) for batch in batches]
+    announced = 0
+    for now, mine in enumerate(rows):
+        while announced < len(rows) and announced < now + window:
+            num = torch.tensor([rows[announced].numel()], dtype=torch.int32)
+            upcoming.add(rows[announced], num, announced)
+            announced += 1
+        found = upcoming.take(mine, torch.tensor([mine.numel()], dtype=torch.int32), now)
+        upcoming.leave(now)
+        expected = [
+            next((n for n in range(now + 1, announced) if row in batches[n]), NOT_NEEDED) for row in mine.tolist()
+        ]
+        assert found.tolist() == expected
+
+
+def test_a_policy_object_is_taken_and_copied() -> None:
+    mine = Frequency(torch.arange(20))
+    bag = hotrows.EmbeddingBag(20, 4, cache=3, policy=mine, optimizer=hotrows.optim.SGD(lr=1.0))
+    assert bag.groups[0].planner.policy is not mine
