@@ -273,7 +273,7 @@ def train_in_torch(scenario: Scenario) -> dict[str, Tensor]:
 
 
 def _torch_optimizer(name: str, weight: torch.nn.Parameter):
-    """A step (rows, their gradients) of the torch optimizer of the same numbers, or its formula where torch has none."""
+    """A step (rows, their gradients) of the torch optimizer of the same numbers; the formula where torch has none."""
     if name in ("adagrad", "adam"):
         ours = OPTIMIZERS[name]()
         numbers = {key: ours.param_groups[0][key] for key in ours.param_groups[0] if key != "params"}

@@ -126,9 +126,9 @@ def test_state_dict_goes_to_torch_and_back() -> None:
 
 
 def test_state_dict_complains_as_torch_does() -> None:
-    with pytest.raises(RuntimeError, match="Missing key.*weight"):
+    with pytest.raises(RuntimeError, match=r"Missing key.*weight"):
         make().load_state_dict({})
-    with pytest.raises(RuntimeError, match="Unexpected key.*bias"):
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*bias"):
         make().load_state_dict({**make().state_dict(), "bias": torch.zeros(1)})
     with pytest.raises(RuntimeError, match=r"weight is torch.float32 \[3, 6\], expected \[30, 6\]"):
         make().load_state_dict({"weight": torch.zeros(3, 6)})

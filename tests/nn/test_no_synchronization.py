@@ -1,9 +1,25 @@
 """On a GPU the training loop never waits: not for a count, not for an id check, not for a copy."""
 
+import warnings
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 
 import hotrows
+
+
+@pytest.fixture
+def no_synchronization() -> Iterator[Callable[[], None]]:
+    """From the call on, whatever waits for the device raises."""
+
+    def forbid() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch warns that it may overlook some
+            torch.cuda.set_sync_debug_mode("error")
+
+    yield forbid
+    torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
@@ -11,7 +27,9 @@ import hotrows
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 @pytest.mark.parametrize("policy", sorted(hotrows.POLICIES))
 @pytest.mark.parametrize("index", sorted(hotrows.INDEXES))
-def test_the_loop_does_not_synchronize(index: str, policy: str, where: str, kind: str) -> None:
+def test_the_loop_does_not_synchronize(
+    index: str, policy: str, where: str, kind: str, no_synchronization: Callable[[], None]
+) -> None:
     random = torch.Generator().manual_seed(0)
     sizes = (20_000, 5_000, 300)
     bags = hotrows.EmbeddingBagCollection(
@@ -38,13 +56,11 @@ def test_the_loop_does_not_synchronize(index: str, policy: str, where: str, kind
     for ids in hotrows.lookahead(data, bags, depth=3, window=8, ids=lambda ids: ids):
         train(ids)  # kernels are compiled here
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for ids in hotrows.lookahead(data, bags, depth=3, window=8, ids=lambda ids: ids):
-            train(ids)
-        for ids in data[:4]:
-            train(ids)  # planned on the spot
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    no_synchronization()
+    for ids in hotrows.lookahead(data, bags, depth=3, window=8, ids=lambda ids: ids):
+        train(ids)
+    for ids in data[:4]:
+        train(ids)  # planned on the spot
+    torch.cuda.set_sync_debug_mode("default")
     assert bags.stats().batches == 2 * len(data) + 4
     assert bags.stats().overflow == 0

@@ -36,6 +36,12 @@ def step(bags: hotrows.EmbeddingBagCollection, ids: torch.Tensor) -> None:
     (bags(ids) - 1.0).square().sum().backward()
 
 
+def train_all(loop: Iterator[torch.Tensor], bags: hotrows.EmbeddingBagCollection, done: list[torch.Tensor]) -> None:
+    for ids in loop:
+        step(bags, ids)
+        done.append(ids)
+
+
 def weights(bags: hotrows.EmbeddingBagCollection) -> torch.Tensor:
     return torch.cat([bags.weight("a"), bags.weight("b")])
 
@@ -158,12 +164,10 @@ def test_an_exception_in_the_loader_comes_after_the_batches_before_it() -> None:
         yield from data
         raise OSError("the disk")
 
-    done = 0
+    done: list[torch.Tensor] = []
     with pytest.raises(OSError, match="the disk"):
-        for ids in look(loader(), bags, depth=3, window=4):
-            step(bags, ids)
-            done += 1
-    assert done == 10
+        train_all(look(loader(), bags, depth=3, window=4), bags, done)
+    assert len(done) == 10
     assert torch.equal(weights(bags), plain(data))
 
 
@@ -171,12 +175,10 @@ def test_a_bad_batch_is_raised_at_its_turn() -> None:
     data, bags = batches(8), make()
     bad = data[5].clone()
     bad[2, 1] = 100
-    done = 0
+    done: list[torch.Tensor] = []
     with pytest.raises(hotrows.BadIdError, match="feature 'b', sample 2: id 100"):
-        for ids in look([*data[:5], bad, *data[6:]], bags, depth=3):
-            step(bags, ids)
-            done += 1
-    assert done == 5
+        train_all(look([*data[:5], bad, *data[6:]], bags, depth=3), bags, done)
+    assert len(done) == 5
     assert torch.equal(weights(bags), plain(data[:5]))
 
 
@@ -239,7 +241,7 @@ def test_a_new_loop_ends_the_old_one() -> None:
 def test_in_eval_mode_batches_pass_through() -> None:
     data, bags = batches(5), make().eval()
     rows = bags.groups[0].planner.slots.row.clone()
-    assert [ids for ids in look(data, bags)] == data
+    assert list(look(data, bags)) == data
     assert torch.equal(bags.groups[0].planner.slots.row, rows)
 
 
