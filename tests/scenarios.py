@@ -79,7 +79,7 @@ UNCACHED = Setting("100%")
 
 @st.composite
 def scenarios(draw: st.DrawFn, several_passes: bool = True) -> Scenario:
-    dims = draw(st.sampled_from([(4,), (3,), (8, 5)]))
+    dims = draw(st.sampled_from([(4,), (8, 5)]))
     num_tables = draw(st.integers(1, 3))
     tables = tuple(
         hotrows.Table(
@@ -202,7 +202,7 @@ def loss_of(out: Tensor | tuple[Tensor, ...], seed: int) -> Tensor:
     """A smooth loss that gives every row of a bag its own gradient."""
     flat = torch.cat([part.flatten(1) for part in (out if isinstance(out, tuple) else (out,))], 1)
     mixed = flat @ torch.rand(flat.shape[1], 2, generator=torch.Generator().manual_seed(seed)).to(flat.device)
-    return (mixed - 0.3).square().sum()
+    return (mixed - 0.3).square().mean()
 
 
 def result_of(bags: hotrows.EmbeddingBagCollection) -> dict[str, Tensor]:

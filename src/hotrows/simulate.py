@@ -40,8 +40,8 @@ def simulate(
 
     Args:
         batches: int64 tensors of rows, of any shape; read as it goes, `window` batches ahead.
-        policy: a name in `hotrows.POLICIES`, a `Policy`, or "belady": the fewest misses that any policy could have,
-            for which the whole trace is read first.
+        policy: a name in `hotrows.POLICIES`, a `Policy`, or "belady": the fewest misses that any policy could have
+            (where the batches fit the cache), for which the whole trace is read first.
         capacity: slots of the cache. A batch with more distinct rows is counted all the same.
         window: how many batches a policy that looks ahead knows, the current one included.
 

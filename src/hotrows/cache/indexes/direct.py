@@ -24,5 +24,5 @@ class DirectIndex(Index):
 
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
         real = slots >= 0
-        self._slot_of[torch.where(real & (rows_out >= 0), rows_out, self._nowhere)] = NO_SLOT
+        self._slot_of.index_fill_(0, torch.where(real & (rows_out >= 0), rows_out, self._nowhere), NO_SLOT)
         self._slot_of[torch.where(real, rows_in, self._nowhere)] = torch.where(real, slots, NO_SLOT)

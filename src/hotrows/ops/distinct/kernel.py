@@ -12,7 +12,7 @@ _NO_ROW = tl.constexpr(NO_ROW)
 _BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_lookups"])  # batches of another length must not be compiled for
 def _flag_firsts(ordered, num_lookups, firsts, num_valid, BLOCK: tl.constexpr):
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < num_lookups
@@ -24,7 +24,7 @@ def _flag_firsts(ordered, num_lookups, firsts, num_valid, BLOCK: tl.constexpr):
     tl.store(num_valid + tl.zeros_like(position), position.to(tl.int32), mask=border)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_lookups"])
 def _scatter(
     ordered, sorted_order, firsts, rank, num_valid, num_lookups, rows, num, inverse, order, starts, BLOCK: tl.constexpr
 ):

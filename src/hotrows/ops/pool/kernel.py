@@ -9,7 +9,7 @@ _MOST_WORDS = 1024  # of a record in one program; longer ones are split
 _TILE = 2048  # words a program holds, over all its bags
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_bags"])
 def _pool(
     cache,
     slots,

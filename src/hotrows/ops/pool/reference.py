@@ -19,16 +19,16 @@ def pool(
         torch.cumsum(taking_part, 0, out=before[1:])
         slots, offsets = slots[position], before[offsets]
         weights = None if weights is None else weights[position]
-    values = cache[:, :dim]
+    # gathered first: records are longer than their weights, and embedding_bag would copy the whole cache to close up
+    values = cache[slots, :dim]
     if mode == "max":
-        return _maximum(values, slots, offsets, position)
-    if slots.numel() == 0:
-        return values.new_zeros(offsets.numel() - 1, dim), None
-    pooled = embedding_bag(slots, values, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True)
+        return _maximum(values, offsets, position)
+    lookups = torch.arange(slots.numel(), dtype=torch.int32, device=slots.device)
+    pooled = embedding_bag(lookups, values, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True)
     return pooled, None
 
 
-def _maximum(values: Tensor, slots: Tensor, offsets: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
+def _maximum(values: Tensor, offsets: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
     num_bags, dim = offsets.numel() - 1, values.shape[1]
     best = values.new_full((num_bags, dim), float("-inf"))
     winner = torch.full((num_bags, dim), -1, dtype=torch.int32, device=values.device)
@@ -36,7 +36,7 @@ def _maximum(values: Tensor, slots: Tensor, offsets: Tensor, position: Tensor | 
     for step in range(int(lengths.max()) if num_bags else 0):
         bags = (lengths > step).nonzero().squeeze(1)
         lookup = offsets[bags] + step
-        candidate = values[slots[lookup]]
+        candidate = values[lookup]
         name = (lookup if position is None else position[lookup]).int().unsqueeze(1)
         better = (candidate > best[bags]) | (winner[bags] < 0)
         winner[bags] = torch.where(better, name, winner[bags])

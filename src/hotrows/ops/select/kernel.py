@@ -46,7 +46,7 @@ def _settle(counts, num_wanted, NUM_BYTES: tl.constexpr):
     return prefix, left
 
 
-@triton.jit(do_not_specialize=["oldest"])
+@triton.jit(do_not_specialize=["oldest", "num_slots"])
 def _count_bytes(
     priority, last_used, pinned, oldest, num_wanted, counts, num_slots, STEP: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -67,7 +67,7 @@ def _count_bytes(
     tl.atomic_add(counts + STEP * 256 + tl.arange(0, 256), total, mask=total > 0, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["oldest"])
+@triton.jit(do_not_specialize=["oldest", "num_slots", "num_blocks"])
 def _count_chosen(
     priority, last_used, pinned, oldest, num_wanted, counts, num_slots, chosen_in, num_blocks, BLOCK: tl.constexpr
 ):
@@ -83,7 +83,7 @@ def _count_chosen(
         block += tl.num_programs(0)
 
 
-@triton.jit(do_not_specialize=["oldest"])
+@triton.jit(do_not_specialize=["oldest", "num_slots", "num_blocks", "most"])
 def _compact(
     priority,
     last_used,
