@@ -1,0 +1,26 @@
+# Everything a contributor runs. Each target makes .venv by itself, and again when the dependencies change.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: help demo test lint
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 8
+
+demo: $(INSTALLED) ## train a small model with all rows on the device and with 1.5% of them: the results are the same
+	@$(BIN)/python examples/demo.py
+
+test: $(INSTALLED) ## run all tests
+	@$(BIN)/python -m pytest
+
+lint: $(INSTALLED) ## check style and types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "installing into .venv (once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install -qq -e '.[dev]' -c constraints.txt
+	@touch $@

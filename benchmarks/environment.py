@@ -1,0 +1,64 @@
+"""Where and with what a benchmark ran, and the file its results go to."""
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hotrows
+
+
+def describe(device: str = "cpu") -> dict[str, Any]:
+    """Hardware, versions and commit of this run."""
+    return {
+        "hardware": hardware(device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "hotrows": hotrows.__version__,
+        "num_threads": torch.get_num_threads(),
+        "commit": commit(),
+    }
+
+
+def hardware(device: str) -> str:
+    cpu = f"{_cpu_name()}, {os.cpu_count()} cores"
+    return f"{torch.cuda.get_device_name(device)} ({cpu})" if device.startswith("cuda") else cpu
+
+
+def commit() -> str:
+    """The commit of the working tree, marked where files differ from it."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
+
+
+def write_json(path: Path, environment: dict[str, Any], results: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": environment, **results}, indent=2) + "\n")
+    print(f"\nwritten: {path}")
+
+
+def print_heading(question: str, environment: dict[str, Any]) -> None:
+    print(question)
+    print(
+        f"{environment['hardware']}, Python {environment['python']}, torch {environment['torch']}, "
+        f"{environment['num_threads']} thread(s), commit {environment['commit']}\n"
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,22 @@
+"""Bounded Zipf-distributed rows, numbered so that a row's number does not tell its rank."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Zipf:
+    """Draws rows 0 … num_rows − 1, the one of rank k in proportion to k^−exponent."""
+
+    def __init__(self, num_rows: int, exponent: float, seed: int = 0) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        weight = torch.arange(1, num_rows + 1, dtype=torch.float64) ** -exponent
+        self._cumulative = torch.cumsum(weight / weight.sum(), 0)
+        self._row_of_rank = torch.randperm(num_rows, generator=self._generator)
+
+    def draw(self, shape: Sequence[int]) -> Tensor:
+        """int64 rows."""
+        drawn = torch.rand(tuple(shape), dtype=torch.float64, generator=self._generator)
+        rank = torch.searchsorted(self._cumulative, drawn).clamp(max=self._row_of_rank.numel() - 1)
+        return self._row_of_rank[rank]
