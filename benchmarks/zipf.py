@@ -15,6 +15,13 @@ class Zipf:
         self._cumulative = torch.cumsum(weight / weight.sum(), 0)
         self._row_of_rank = torch.randperm(num_rows, generator=self._generator)
 
+    @property
+    def counts(self) -> Tensor:
+        """What is expected to be drawn, up to a factor: the best that past data can tell of the future, [num_rows]."""
+        counts = torch.empty(self._row_of_rank.numel())
+        counts[self._row_of_rank] = torch.arange(counts.numel(), 0, -1, dtype=counts.dtype)
+        return counts
+
     def draw(self, shape: Sequence[int]) -> Tensor:
         """int64 rows."""
         drawn = torch.rand(tuple(shape), dtype=torch.float64, generator=self._generator)

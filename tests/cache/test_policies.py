@@ -10,6 +10,7 @@ from hotrows.cache.indexes import INDEXES, make_index
 from hotrows.cache.planner import Placing, Planner
 from hotrows.cache.policies import POLICIES, Policy, make_policy
 from hotrows.cache.policies.frequency import Frequency
+from hotrows.cache.policies.lookahead import Lookahead
 from hotrows.cache.policies.upcoming import NOT_NEEDED, UpcomingUses
 from hotrows.cache.slots import Slots
 from hotrows.ops.distinct import distinct
@@ -137,6 +138,13 @@ def test_lookahead_evicts_the_least_frequent_of_what_nobody_needs() -> None:
     for rows in [(1, 1, 1), (2,), (3, 3), (4,)]:
         use(planner, *rows)
     assert cached(planner) == {1, 3, 4}
+
+
+def test_lookahead_takes_frequencies_known_beforehand() -> None:
+    planner = planner_of(Lookahead(torch.arange(1000)), 3)
+    for rows in [(900,), (1, 1, 1), (800,), (2,)]:
+        use(planner, *rows)
+    assert cached(planner) == {900, 800, 2}
 
 
 def test_what_was_withdrawn_is_not_kept() -> None:

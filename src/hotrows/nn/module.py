@@ -466,6 +466,6 @@ def _make_set(
     chosen = make_policy(policy)
     if isinstance(chosen, Frequency):
         sizes = torch.tensor([table.num_rows for table in tables])
-        chosen.number_within(sizes.cumsum(0) - sizes)
+        chosen.ranking.number_within(sizes.cumsum(0) - sizes)
     planner = Planner(slots, make_index(index, num_rows, slots), chosen)
     return TableSet(tables, RowGroup(store, planner, optimizer, device))

@@ -8,19 +8,31 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.policies.base import Access, Policy
+from hotrows.cache.policies.ranking import MOST_FREQUENT, Ranking
 from hotrows.cache.policies.upcoming import NOT_NEEDED, WINDOW_LIMIT, UpcomingUses
 from hotrows.cache.slots import Slots
 
 NEEDED = 2**31 - 1  # less the number of the batch that needs the row next
-MOST_FREQUENT = 2**30 - 1  # counts stay below every needed row's priority
 
 
 class Lookahead(Policy):
+    """Keeps what the window needs; among the rest, what is frequent.
+
+    Args:
+        counts: how often each row occurs in the data, [R], if that is known beforehand; 4 bytes of device memory per
+            row. Otherwise lookups are counted while a row is in the cache.
+    """
+
     looks_ahead = True
     window_limit = WINDOW_LIMIT
 
+    def __init__(self, counts: Tensor | None = None) -> None:
+        self._ranking = None if counts is None else Ranking(counts)
+
     def bind(self, slots: Slots) -> None:
         super().bind(slots)
+        if self._ranking is not None:
+            self._ranking.move_to(slots.device)
         self._seen = torch.zeros(slots.num + 1, dtype=torch.int32, device=slots.device)
         self._upcoming = UpcomingUses(slots.device)
 
@@ -41,8 +53,11 @@ class Lookahead(Policy):
         self._upcoming.leave(number)
 
     def access(self, access: Access) -> None:
-        seen = torch.where(access.fresh, 0, self._seen[access.slots]) + access.occurrences
-        seen = seen.clamp(max=MOST_FREQUENT)
+        if self._ranking is None:
+            seen = torch.where(access.fresh, 0, self._seen[access.slots]) + access.occurrences
+            seen = seen.clamp(max=MOST_FREQUENT)  # below the priority of every row that is needed
+        else:
+            seen = self._ranking.of(access.rows)
         self._seen[access.slots] = seen
         next_use = self._upcoming.take(access.rows, access.num, access.number, access.done)
         self._prioritize(access.slots, next_use, seen)

@@ -1,0 +1,43 @@
+"""How frequent rows are, known beforehand."""
+
+import torch
+from torch import Tensor
+
+MOST_FREQUENT = 2**30 - 1
+
+
+class Ranking:
+    """Answers a number per row, the higher the more frequent, from 0 to MOST_FREQUENT.
+
+    Args:
+        counts: how often each row occurs, [R]; takes 4 bytes of device memory per row. Without it, rows are taken to
+            be numbered by falling frequency, within their tables if `number_within` says where those begin.
+    """
+
+    def __init__(self, counts: Tensor | None = None) -> None:
+        self._place: Tensor | None = None
+        self._first_rows: Tensor | None = None
+        if counts is not None:
+            order = torch.argsort(counts.cpu(), descending=True, stable=True)
+            self._place = torch.empty(counts.numel(), dtype=torch.int32)
+            self._place[order] = torch.arange(counts.numel(), dtype=torch.int32)
+
+    def number_within(self, first_rows: Tensor) -> None:
+        """Tables begin at these rows, int64 [T], ascending."""
+        self._first_rows = first_rows
+
+    def move_to(self, device: torch.device) -> None:
+        self._place = None if self._place is None else self._place.to(device)
+        self._first_rows = None if self._first_rows is None else self._first_rows.to(device)
+
+    def of(self, rows: Tensor) -> Tensor:
+        """int32 [N] for int64 [N] rows; anything where there is no row."""
+        rows = rows.clamp(min=0)
+        if self._place is not None:
+            place = self._place[rows]
+        elif self._first_rows is not None:
+            table = torch.searchsorted(self._first_rows, rows, right=True) - 1
+            place = rows - self._first_rows[table]
+        else:
+            place = rows
+        return (MOST_FREQUENT - place).clamp(min=0).int()
