@@ -56,7 +56,6 @@ class Request:
     num_rows: LateNumbers
     bad: LateNumbers | None
     describe: Callable[[list[int]], str] | None
-    holds: object  # what the planning lane reads, kept until it has
     checked: bool = False
 
     def check(self) -> None:
@@ -132,14 +131,13 @@ class RowGroup:
     def request(
         self,
         make: Callable[[], Rows],
-        holds: object,
         describe: Callable[[list[int]], str] | None = None,
         announce: bool = False,
     ) -> Request:
         """Find the distinct rows of a batch in the planning lane; with `announce`, tell the policy it will come.
 
         Args:
-            make: makes the rows from tensors that the caller's lane has made, and that `holds` keeps alive.
+            make: makes the rows from tensors of the caller's lane, which it keeps alive.
             describe: words for what `Rows.bad` found.
         """
         self._catch_up()
@@ -161,8 +159,8 @@ class RowGroup:
         if bad is not None:
             bad.arrives(mark)
         self._planned = mark
-        request = Request(unique, number, mark, late, bad, describe, holds)
-        self._bury(request, mark)
+        request = Request(unique, number, mark, late, bad, describe)
+        self._bury((request, make), mark)
         if announce:
             self._uncounted.append(request)
         return request
@@ -309,6 +307,11 @@ class RowGroup:
         if flight.holds == 0:
             self._land(flight)
 
+    def keep(self, flight: Flight) -> None:
+        """The caller's lane has read the plan of a flight that may have landed before."""
+        if flight.landed:
+            self._bury(flight, caller_mark(self.device))
+
     def can_update_in_place(self, flight: Flight) -> bool:
         """Whether the records that a plan points to still are the current ones."""
         if flight.landed:
@@ -333,7 +336,9 @@ class RowGroup:
         """Add up the gradients of several passes by row, then apply one optimizer step."""
         rows = torch.cat([part.rows for part in contributions])
         grads = torch.cat([part.grads for part in contributions])
-        request = self.request(lambda: Rows(rows), holds=rows)
+        # the rows of the parts belong to the planning lane, which must not have them back before they are read
+        self._bury(contributions, caller_mark(self.device))
+        request = self.request(lambda: Rows(rows))
         flight = self.plan_now(request, Placing.WHAT_FITS)
         plan = self.acquire(flight)
         unique = plan.distinct
@@ -393,7 +398,7 @@ class RowGroup:
 
     def pin(self, rows: Tensor) -> None:
         """Bring rows into the cache and never evict them."""
-        flight = self.plan_now(self.request(lambda: Rows(rows), holds=rows), Placing.WHAT_FITS)
+        flight = self.plan_now(self.request(lambda: Rows(rows)), Placing.WHAT_FITS)
         self._settle_all()
         assert flight.counts is not None
         try:

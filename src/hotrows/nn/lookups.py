@@ -21,9 +21,9 @@ BAD_OFFSETS = 2
 class Lookups:
     """One group's part of a batch."""
 
-    make: Callable[[], Rows]  # run in the planning lane
+    make: Callable[[], Rows]  # run in the planning lane; keeps the tensors alive that it reads
     describe: Callable[[list[int]], str]  # words for Rows.bad
-    key: tuple[Tensor, ...]  # the user's tensors that decide the rows; kept alive, and compared to find a plan
+    key: tuple[Tensor, ...]  # the user's tensors that decide the rows, compared to find a plan
     offsets: Tensor | None = None  # int32 [bags + 1], None where every bag is one lookup
     weights: Tensor | None = None  # float32 [N]
 

@@ -145,7 +145,7 @@ class CachedModule(nn.Module):
     ) -> Tensor:
         group = tables.group
         group.check(wait=False)
-        request, flight = ahead or (group.request(lookups.make, lookups.key, lookups.describe), None)
+        request, flight = ahead or (group.request(lookups.make, lookups.describe), None)
         if flight is None or flight.landed:
             if self.device.type == "cpu":
                 request.check()
@@ -183,7 +183,7 @@ class CachedModule(nn.Module):
         """Announce a batch to the policies. Used by `hotrows.lookahead`."""
         lookups = self._lookups(ids)
         requests = [
-            tables.group.request(part.make, part.key, part.describe, announce=True)
+            tables.group.request(part.make, part.describe, announce=True)
             for tables, part in zip(self._sets, lookups, strict=True)
         ]
         return Ahead(lookups, requests)
