@@ -80,6 +80,7 @@ class Flight:
     after: tuple[Mark, ...]
     counts: Counts | None = None
     moved: Mark | None = None
+    used: Mark | None = None  # by a backward pass
     holds: int = 1
     landed: bool = False
 
@@ -307,10 +308,11 @@ class RowGroup:
         if flight.holds == 0:
             self._land(flight)
 
-    def keep(self, flight: Flight) -> None:
-        """The caller's lane has read the plan of a flight that may have landed before."""
+    def note_use(self, flight: Flight) -> None:
+        """The caller's lane, which need not be the one that will drop the flight, has used its plan and its slots."""
+        flight.used = caller_mark(self.device)
         if flight.landed:
-            self._bury(flight, caller_mark(self.device))
+            self._bury(flight, flight.used)
 
     def can_update_in_place(self, flight: Flight) -> bool:
         """Whether the records that a plan points to still are the current ones."""
@@ -357,13 +359,14 @@ class RowGroup:
         self.stats.bytes_out += flight.counts.overflow * store.layout.num_bytes
 
     def _land(self, flight: Flight) -> None:
-        mark = caller_mark(self.device)
+        marks = [caller_mark(self.device)]
+        if flight.used is not None:
+            marks.append(flight.used)
         flight.landed = True
         del self._flights[flight.plan.batch]
-        self._released = [other for other in self._released if not other.passed()]
-        self._released.append(mark)
+        self._released = [mark for mark in self._released if not mark.passed()] + marks
         assert flight.moved is not None
-        self._bury(flight, mark, flight.moved)
+        self._bury(flight, *marks, flight.moved)
 
     # -- whole-table operations -----------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class Updates:
             if len(self._gathered) == 1 and not self._accumulating:
                 engine: Any = torch.autograd.Variable._execution_engine
                 engine.queue_callback(self._apply)
-        self._group.keep(flight)
+        self._group.note_use(flight)
         opened.end(self._group)
 
     @contextmanager
