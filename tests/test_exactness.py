@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+import hotrows
 from tests.invariants import check_invariants
 from tests.scenarios import (
     UNCACHED,
@@ -48,3 +49,19 @@ def test_invariants_hold_after_every_step(device: str, data: st.DataObject, scen
     truth = train(scenario, UNCACHED if device == "cpu" else Setting("100%", device=device))
     for bags, uncached in zip(train(scenario, setting), truth, strict=True):
         check_invariants(bags, result_of(uncached))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("optimizer", ["sgd", "row-wise-adagrad", "adam"])
+def test_equal_at_a_size_that_keeps_lanes_busy(optimizer: str, device: str) -> None:
+    """Batches of thousands of lookups with hot rows, a small cache, and nothing that holds any lane back."""
+    random = torch.Generator().manual_seed(0)
+    tables = tuple(hotrows.Table(f"t{i}", size, dim=32) for i, size in enumerate((40_000, 9_000, 50)))
+    batches = tuple(
+        torch.stack([(torch.rand(1500, generator=random).pow(6) * table.num_rows).long() for table in tables], 1)
+        for _ in range(40)
+    )
+    scenario = Scenario(tables, "sum", optimizer, batches, passes=1, accumulate=False, seed=0)
+    expected = finish(scenario, Setting("100%", device=device))
+    for cache, depth in ((12_000, 4), (5_000, 8), (1_800, 4)):
+        assert_equal(finish(scenario, Setting(cache, depth=depth, window=16, device=device)), expected)
