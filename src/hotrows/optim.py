@@ -2,7 +2,8 @@
 
 Only the rows of the batch are touched, each once, with the sum of its gradients. The state of a row is part of its
 record and moves with it. The objects are `torch.optim.Optimizer`s, so that learning-rate schedulers can drive them;
-`step()` and `zero_grad()` do nothing, for there is nothing left to do.
+`step()` and `zero_grad()` do nothing, for there is nothing left to do. For the same reason gradients of rows cannot be
+clipped, and a `GradScaler` would scale the updates: use bfloat16 autocast, which needs none.
 """
 
 import weakref
@@ -88,11 +89,10 @@ class RowOptimizer(torch.optim.Optimizer):
         self._owners = []  # a copy serves nobody yet
 
     def _tables(self) -> Iterator[tuple[int, "Owner", str]]:
-        for i, reference in enumerate(self._owners):
-            owner = reference()
-            if owner is not None:
-                for table in owner.tables:
-                    yield i, owner, table.name
+        owners = [owner for owner in (reference() for reference in self._owners) if owner is not None]
+        for i, owner in enumerate(owners):
+            for table in owner.tables:
+                yield i, owner, table.name
 
     def _number(self, name: str) -> float:
         return float(self.param_groups[0][name])

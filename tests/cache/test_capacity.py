@@ -26,7 +26,7 @@ def test_sizes(written: int | str, rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", [0, -1, "0", "", "%", "1.5 %x", "1,5%", "-3%", "101%", "2PB", "12B", 1.5, None, True]
+    "written", [0, -1, "0", "", "%", "1.5 %x", "1,5%", "1.5.2%", "-3%", "101%", "2PB", "12B", 1.5, None, True]
 )
 def test_what_is_no_size(written: object) -> None:
     with pytest.raises(ValueError, match="cache is"):

@@ -7,8 +7,11 @@ from hypothesis import given, settings
 
 from hotrows.cache.indexes import INDEXES, Index, choose_index, make_index
 from hotrows.cache.indexes.hashed import HashIndex
+from hotrows.cache.planner import Counts, Placing, Planner
+from hotrows.cache.policies import make_policy
 from hotrows.cache.slots import Slots
 from hotrows.ops import row_table
+from hotrows.ops.distinct import distinct
 
 NUM_ROWS = 10_000
 
@@ -82,6 +85,25 @@ def test_an_erased_hash_table_does_not_degrade() -> None:
         assert int((keys == row_table.EMPTY).sum()) > keys.numel() // 6, "a search always ends"
     longest = runs_without_empty(index._keys[:-1])
     assert longest < 120
+
+
+def test_counts_that_arrive_after_a_rebuild_are_not_of_the_new_table() -> None:
+    """On a GPU the host learns late how many rows plans replaced; many may be outstanding."""
+    slots = Slots(2000, torch.device("cpu"))
+    planner = Planner(slots, make_index("hash", 10**9, slots), make_policy("lru"))
+    random = torch.Generator().manual_seed(0)
+    waiting = []
+    for number in range(200):
+        rows = torch.randint(0, 10**9, (1900,), generator=random)
+        waiting.append(planner.plan(distinct(rows), Placing.WHAT_FITS))
+        if number % 60 == 59:
+            for plan in waiting:
+                planner.settle(plan, Counts(*plan.counts.tolist()), Placing.WHAT_FITS)
+            waiting.clear()
+        index = planner.index
+        assert isinstance(index, HashIndex)
+        assert index._most_erased >= 0
+        assert int((index._keys == row_table.EMPTY).sum()) > 0
 
 
 def runs_without_empty(keys: torch.Tensor) -> int:

@@ -180,6 +180,24 @@ def test_upcoming_uses_against_a_list(batches: list[set[int]], window: int) -> N
         assert found.tolist() == expected
 
 
+def test_counts_of_the_wrong_length_are_refused() -> None:
+    for policy in (Frequency(torch.arange(20)), Lookahead(torch.arange(20))):
+        with pytest.raises(ValueError, match="counts are given for 20 rows, but 30 rows share the cache"):
+            hotrows.EmbeddingBag(30, 4, policy=policy)
+
+
+def test_lfu_counts_do_not_wrap() -> None:
+    planner = planner_of("lfu", 2)
+    use(planner, 1)
+    planner.slots.priority[planner.slots.row == 1] = 2**30
+    for _ in range(3):
+        use(planner, *([1] * 50))
+    assert int(planner.slots.priority.max()) == 2**30
+    use(planner, 2)
+    use(planner, 3)
+    assert 1 in cached(planner)
+
+
 def test_a_policy_object_is_taken_and_copied() -> None:
     mine = Frequency(torch.arange(20))
     bag = hotrows.EmbeddingBag(20, 4, cache=3, policy=mine, optimizer=hotrows.optim.SGD(lr=1.0))

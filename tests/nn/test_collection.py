@@ -52,6 +52,26 @@ def test_jagged_is_feature_major() -> None:
     torch.testing.assert_close(out[1, 3], 8 * c3[49])
 
 
+def test_an_empty_batch() -> None:
+    assert make()(torch.empty(0, 4, dtype=torch.int64)).shape == (0, 4, 4)
+    lengths = torch.zeros(4, 0, dtype=torch.int64)
+    assert make()(Jagged(torch.empty(0, dtype=torch.int64), lengths)).shape == (0, 4, 4)
+
+
+def test_default_dtypes_do_not_leak_in() -> None:
+    expected = make().weight("C1")
+    for dtype in (torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            bags = make(mode="mean")
+            out = bags(Jagged(torch.tensor([1, 2, 0, 0, 0]), torch.tensor([[2], [1], [1], [1]])))
+            out.sum().backward()
+            assert out.dtype == torch.float32
+            assert torch.equal(make().weight("C1"), expected)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
 def test_tables_of_different_dims() -> None:
     tables = [Table("a", 10, dim=8), Table("b", 20), Table("c", 5, dim=8)]
     bags = make(tables=tables)

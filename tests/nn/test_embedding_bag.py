@@ -95,8 +95,12 @@ def test_frozen_rows_are_read() -> None:
     table = torch.randn(30, 6)
     bag = hotrows.EmbeddingBag.from_pretrained(table, mode="sum", cache=4)
     assert torch.equal(bag(torch.arange(30).unsqueeze(1)), table)
+    model = torch.nn.Sequential(bag).train()  # frozen rows stay frozen
+    assert not model(torch.tensor([[1]])).requires_grad
+    assert not copy.deepcopy(bag)(torch.tensor([[1]])).requires_grad
+    unset = hotrows.EmbeddingBag(30, 6)
     with pytest.raises(ValueError, match="no optimizer"):
-        bag.train()(torch.tensor([[1]]))
+        unset(torch.tensor([[1]]))
     with pytest.raises(ValueError, match="freeze=False"):
         hotrows.EmbeddingBag.from_pretrained(table, optimizer=hotrows.optim.SGD(lr=1.0))
 

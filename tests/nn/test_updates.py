@@ -130,6 +130,84 @@ def test_a_backward_pass_that_fails_leaves_no_gradients_behind() -> None:
     assert changed.tolist() == [40, 41, 42]
 
 
+def test_a_backward_pass_after_one_that_failed_is_applied() -> None:
+    bag = bag_of("100%", hotrows.optim.SGD(lr=0.1))
+    first, second = loss_of(bag, torch.arange(3)), loss_of(bag, torch.arange(10, 13))
+    third = loss_of(bag, torch.arange(20, 23))
+
+    def fail(grad: torch.Tensor) -> None:
+        raise ArithmeticError("the user's")
+
+    broken = first * 1.0
+    broken.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        (broken + second).backward()
+    before = bag.weight()
+    third.backward()
+    changed = (bag.weight() != before).any(1).nonzero().squeeze(1)
+    assert changed.tolist() == [20, 21, 22]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_training_goes_on_after_inference_mode(device: str) -> None:
+    bag = bag_of(4, hotrows.optim.SGD(lr=0.1), device)
+    ids = torch.arange(12)
+    loss_of(bag, ids[:3]).backward()
+    with torch.inference_mode():
+        assert torch.equal(bag(ids.unsqueeze(1)).cpu(), bag.weight()[:12])
+    for _ in range(3):
+        loss_of(bag, ids).backward()
+    other = bag_of("100%", hotrows.optim.SGD(lr=0.1), device)
+    for part in (ids[:3], ids, ids, ids):
+        loss_of(other, part).backward()
+    assert torch.equal(bag.weight(), other.weight())
+
+
+def test_memory_that_runs_out_loses_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    bag, other = bag_of(4, hotrows.optim.SGD(lr=0.1)), bag_of("100%", hotrows.optim.SGD(lr=0.1))
+    for module in (bag, other):
+        loss_of(module, torch.arange(4)).backward()
+    group = bag.groups[0]
+    reserve = group._reserve_overflow
+
+    def fail(num: int) -> None:
+        raise MemoryError("simulated")
+
+    monkeypatch.setattr(group, "_reserve_overflow", fail)
+    with pytest.raises(MemoryError):
+        loss_of(bag, torch.arange(10, 30))
+    monkeypatch.setattr(group, "_reserve_overflow", reserve)
+    assert not group._flights
+    for module in (bag, other):
+        loss_of(module, torch.arange(2, 30)).backward()
+    assert torch.equal(bag.weight(), other.weight())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_slots_of_landed_passes_count_as_taken_while_an_older_one_is_open(device: str) -> None:
+    def train(cache: int | str) -> torch.Tensor:
+        bag = hotrows.EmbeddingBag(200, 4, mode="sum", cache=cache, optimizer=hotrows.optim.SGD(lr=0.1), device=device)
+        first, second = loss_of(bag, torch.arange(40)), loss_of(bag, torch.arange(40, 80))
+        second.backward()
+        third = loss_of(bag, torch.arange(80, 120))
+        third.backward()
+        first.backward()
+        return bag.weight()
+
+    assert torch.equal(train(100), train("100%"))
+
+
+def test_loading_rows_between_forward_and_backward() -> None:
+    def train(cache: int | str) -> torch.Tensor:
+        bag = bag_of(cache, hotrows.optim.SGD(lr=0.1))
+        loss = loss_of(bag, torch.arange(20))
+        bag.load_weight(torch.ones(50, 4))
+        loss.backward()
+        return bag.weight()
+
+    assert torch.equal(train(3), train("100%"))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_reading_changes_nothing(device: str) -> None:
     bag = bag_of(5, hotrows.optim.SGD(lr=0.1), device)

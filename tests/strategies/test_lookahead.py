@@ -2,6 +2,8 @@
 
 import gc
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -243,6 +245,43 @@ def test_in_eval_mode_batches_pass_through() -> None:
     rows = bags.groups[0].planner.slots.row.clone()
     assert list(look(data, bags)) == data
     assert torch.equal(bags.groups[0].planner.slots.row, rows)
+
+
+def test_validation_within_the_loop_leaves_it_open() -> None:
+    data, bags = batches(12), make(cache=120)
+    for number, ids in enumerate(look(data, bags, depth=3)):
+        step(bags, ids)
+        if number == 4:
+            bags.eval()
+            for other in look(batches(3, seed=9), bags):
+                bags(other)
+            bags.train()
+    assert bags.stats().on_the_spot == 0
+    assert torch.equal(weights(bags), plain(data))
+
+
+def test_a_pass_thrown_away_near_the_end_does_not_hold_up_the_rest() -> None:
+    data, bags = batches(16), make(cache=60)
+    for number, ids in enumerate(look(data, bags, depth=2, window=16)):
+        if number == 1:
+            bags(ids)
+        else:
+            step(bags, ids)
+    assert bags.stats().overflow == 0
+    assert bags.stats().on_the_spot == 0
+
+
+def test_a_program_that_ends_within_a_loop_ends_well() -> None:
+    code = """
+import torch, hotrows
+bags = hotrows.EmbeddingBag(200_000, 64, mode="sum", cache=60_000, optimizer=hotrows.optim.SGD(lr=0.1))
+data = [torch.randint(0, 200_000, (5000, 1)) for _ in range(20)]
+for ids in hotrows.lookahead(data, bags, depth=6, ids=lambda ids: ids):
+    bags(ids).sum().backward()
+    break
+"""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_more_is_read_from_the_loader_than_the_window() -> None:

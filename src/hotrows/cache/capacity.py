@@ -16,7 +16,7 @@ def cache_rows(cache: int | str, num_rows: int, record_bytes: int) -> int:
     if wanted < 1:
         raise ValueError(f"cache is {cache!r}, which is no room for a single row of {record_bytes} bytes: {_ALLOWED}")
     if wanted > num_rows:
-        logger.info("cache of %s: %d rows, but there are only %d; using those", cache, wanted, num_rows)
+        logger.warning("cache of %s: %d rows, but there are only %d; using those", cache, wanted, num_rows)
         return num_rows
     return wanted
 
@@ -33,7 +33,7 @@ def _parse(cache: int | str, num_rows: int, record_bytes: int) -> int:
         if cache < 1:
             raise ValueError(f"cache is {cache}: {_ALLOWED}, at least one row")
         return cache
-    found = re.fullmatch(r"\s*(\d+(?:[._]\d+)*|\.\d+)\s*(%|[kmgt]i?b)?\s*", cache, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?|\.\d+)\s*(%|[kmgt]i?b)?\s*", cache, re.IGNORECASE)
     if found is None:
         raise ValueError(f"cache is {cache!r}: {_ALLOWED}")
     number, unit = float(found[1].replace("_", "")), (found[2] or "").upper()

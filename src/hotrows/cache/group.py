@@ -11,6 +11,7 @@ The rules that make it exact (docs/architecture.md gives the argument):
    they are written back only if nothing was planned since they were read, otherwise the rows are planned anew.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hotrows.cache.lanes import Lane, Mark, caller_mark, make_lanes
+from hotrows.cache.lanes import Lane, Mark, caller_mark, make_lanes, writable_state
 from hotrows.cache.late import LateNumbers, submit_counted
 from hotrows.cache.planner import Counts, Placing, Plan, Planner
 from hotrows.cache.stats import Stats
@@ -126,6 +127,14 @@ class RowGroup:
         self._abandoned: deque[Flight] = deque()
         self._next_number = 0
         self._num_pinned = 0
+        # at most so many slots of each plan since the oldest in flight may not be taken, be it landed, or have failed
+        self._protected: dict[int, int] = {}
+
+    def __del__(self) -> None:
+        """Memory that streams still use must not go back to PyTorch, which would hand it out again."""
+        if self.device.type == "cuda" and hasattr(self, "_protected") and not sys.is_finalizing():
+            for lane in (self.plan_lane, self.move_lane):
+                lane.submit(_do_nothing).wait()
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -177,6 +186,7 @@ class RowGroup:
 
     def plan_ahead(self, request: Request) -> Flight:
         """Plan a batch before its turn, all or nothing. `settle` tells whether it fitted."""
+        self._catch_up()
         self._settle_unmoved()
         return self._plan(request, Placing.ALL_OR_NOTHING, after=())
 
@@ -188,13 +198,16 @@ class RowGroup:
 
     def plan_now(self, request: Request, placing: Placing) -> Flight:
         """Plan a batch at its turn; what has no slot is copied to the overflow buffer."""
+        self._catch_up()
         self._settle_unmoved()
         flight = self._plan(request, placing, after=(caller_mark(self.device),))
         if placing is not Placing.NOTHING:
             request.number = None  # it has come
             self.stats.on_the_spot += 1
-        if self.device.type != "cuda" or self._can_overflow(flight):
+        can_overflow = self._can_overflow(flight)
+        if can_overflow or self.device.type != "cuda":
             self._settle_all()
+            assert can_overflow or not (flight.counts and flight.counts.overflow)
         else:
             self._move(flight)
         return flight
@@ -213,14 +226,17 @@ class RowGroup:
         flight = Flight(made[0], request, placing, late, mark, (*self._released, *after))
         self._flights[flight.plan.batch] = flight
         self._unsettled.append(flight)
+        if placing is not Placing.NOTHING:
+            kept = flight.plan.batch if oldest is None else oldest
+            self._protected = {batch: num for batch, num in self._protected.items() if batch >= kept}
+            self._protected[flight.plan.batch] = flight.plan.row_slots.numel()
         return flight
 
     def _can_overflow(self, flight: Flight) -> bool:
         """Whether, for all the host knows without waiting, rows of a plan may have no slot."""
         if flight.placing is Placing.NOTHING or not self.planner.index.any_slot:
             return True
-        in_flight = sum(other.plan.row_slots.numel() for other in self._flights.values())
-        return in_flight + self._num_pinned > self.num_slots
+        return sum(self._protected.values()) + self._num_pinned > self.num_slots
 
     def _settle_unmoved(self) -> None:
         """See to it that the moves of every plan are queued."""
@@ -254,8 +270,14 @@ class RowGroup:
             self._bury(flight, flight.planned)
             return
         if flight.moved is None:
-            self._reserve_overflow(counts.overflow)
             self._move(flight)
+            if counts.overflow:
+                try:
+                    self._reserve_overflow(counts.overflow)
+                except BaseException:
+                    self.drop(flight)  # its rows are where the index says; only the copies could not be made
+                    raise
+                self._fetch_overflow(flight)
 
     # -- moves --------------------------------------------------------------------------------------------------
 
@@ -264,22 +286,27 @@ class RowGroup:
 
         def work() -> None:
             store.swap(cache, plan.move_slots, plan.move_out, plan.move_in, plan.num_moves)
-            if overflows:
-                nothing = torch.full_like(plan.overflow_rows, NO_ROW)
-                store.swap(cache, plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow)
 
-        overflows = flight.counts is not None and flight.counts.overflow > 0
         flight.moved = self.move_lane.submit(work, (flight.planned, *flight.after))
+
+    def _fetch_overflow(self, flight: Flight) -> None:
+        plan, store, cache = flight.plan, self.store, self.cache
+
+        def work() -> None:
+            nothing = torch.full_like(plan.overflow_rows, NO_ROW)
+            store.swap(cache, plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow)
+
+        flight.moved = self.move_lane.submit(work)
 
     def _reserve_overflow(self, num: int) -> None:
         """Make the overflow buffer, which lies behind the slots, hold `num` records."""
         if self.num_slots + num <= self.cache.shape[0]:
             return
         self._wait_for_moves()
-        grown = self.cache.new_zeros(
-            self.num_slots + max(num, 2 * (self.cache.shape[0] - self.num_slots)), self.cache.shape[1]
-        )
-        grown[: self.cache.shape[0]] = self.cache
+        room = max(num, 2 * (self.cache.shape[0] - self.num_slots))
+        with writable_state():
+            grown = self.cache.new_zeros(self.num_slots + room, self.cache.shape[1])
+            grown[: self.cache.shape[0]] = self.cache
         self.cache = grown
         caller_mark(self.device).wait()  # the old one is read no more, the new one is written
 
@@ -373,11 +400,11 @@ class RowGroup:
     def flush(self) -> None:
         """Write every row of the cache back to the store, and wait for it."""
         self._move_all_slots(out=True)
-        self.check()
 
     def reload(self) -> None:
         """Read every row of the cache again from the store, after the store was written from outside."""
         self._move_all_slots(out=False)
+        self.planner.batch += 1  # copies in the overflow buffer are no longer the latest
 
     def _move_all_slots(self, out: bool) -> None:
         self._settle_all()
@@ -398,6 +425,12 @@ class RowGroup:
             self.stats.bytes_out += num_bytes
         else:
             self.stats.bytes_in += num_bytes
+
+    def count_cached(self, first_row: int, num_rows: int) -> int:
+        """How many of these rows are in the cache."""
+        self._wait_for_moves()
+        rows = self.planner.slots.row
+        return int(((rows >= first_row) & (rows < first_row + num_rows)).sum())
 
     def pin(self, rows: Tensor) -> None:
         """Bring rows into the cache and never evict them."""

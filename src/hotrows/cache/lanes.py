@@ -7,11 +7,18 @@ lane is a worker thread and a mark a flag. The caller's own lane (the current st
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
+
+
+@contextmanager
+def writable_state() -> Iterator[None]:
+    """What is made or written inside can be written ever after, also if the caller is in inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class Mark(Protocol):
@@ -66,7 +73,7 @@ class StreamLane:
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
     def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), writable_state():
             for mark in after:
                 mark.hold_caller()
             work()
@@ -79,7 +86,8 @@ class CallerLane:
     def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
         for mark in after:
             mark.wait()
-        work()
+        with writable_state():
+            work()
         return Passed()
 
 
@@ -116,13 +124,21 @@ class ThreadLane:
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
+        thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, self._jobs, thread)
 
     def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
         mark = ThreadMark()
         self._jobs.put((work, tuple(after), mark))
         return mark
+
+
+def _end(jobs: "queue.SimpleQueue[_Job | None]", thread: threading.Thread) -> None:
+    """Let the thread finish what is queued. At the end of the program it must not be killed in the middle of it."""
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join()
 
 
 def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:

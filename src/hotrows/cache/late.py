@@ -14,7 +14,7 @@ class LateNumbers:
     def __init__(self, numbers: Tensor) -> None:
         self._numbers = numbers
         if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
         self._mark: Mark | None = None
 
@@ -28,7 +28,8 @@ class LateNumbers:
         """The numbers, waiting for them where they are not there yet."""
         assert self._mark is not None
         self._mark.wait()
-        return [int(number) for number in self._numbers]
+        numbers: list[int] = self._numbers.tolist()
+        return numbers
 
 
 def submit_counted(lane: Lane, work: Callable[[], Tensor], after: Iterable[Mark] = ()) -> tuple[LateNumbers, Mark]:

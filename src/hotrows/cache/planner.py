@@ -56,6 +56,7 @@ class Plan:
     overflow_rows: Tensor  # int64 [U]
     num_overflow: Tensor  # int32 [1]
     counts: Tensor  # int32, the fields of Counts
+    index_generation: int
 
 
 class Planner:
@@ -169,13 +170,15 @@ class Planner:
             overflow_rows=overflow_rows,
             num_overflow=num_overflow,
             counts=counts,
+            index_generation=self.index.generation,
         )
 
     def settle(self, plan: Plan, counts: Counts, placing: Placing) -> None:
         """The host has learned a plan's counts."""
         if placing is Placing.NOTHING:
             return
-        self.index.replaced(counts.evictions, plan.move_in.numel())
+        if plan.index_generation == self.index.generation:
+            self.index.replaced(counts.evictions, plan.move_in.numel())
         if plan.number is not None and counts.fits and self.policy.looks_ahead:
             self.policy.came(plan.number)
 

@@ -63,23 +63,25 @@ class EmbeddingBagCollection(CachedModule):
         self.features = tuple(name for name, _ in pairs)
         self._table_of = [table for _, table in pairs]
         self._parts = [_Features(tables, self._table_of, self.device) for tables in self._sets]
+        self._places = self._find_places()
 
     def forward(self, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
         """Pooled rows: [B, F, dim], or one [B, dim] per feature where dims differ."""
         pooled = self._pooled(self._lookups(ids))
         if isinstance(ids, Jagged):
             num_features, num_samples = ids.lengths.shape
+            by_sample = [rows.view(num_features, num_samples, rows.shape[1]).transpose(0, 1) for rows in pooled]
             out = [
-                rows.view(num_features, num_samples, -1).transpose(0, 1)[:, part.columns]
-                if part.columns is not None
-                else rows.view(num_features, num_samples, -1).transpose(0, 1)
-                for rows, part in zip(pooled, self._parts, strict=True)
+                rows if part.columns is None else rows[:, part.columns]
+                for rows, part in zip(by_sample, self._parts, strict=True)
             ]
         else:
-            out = [rows.view(ids.shape[0], part.num, -1) for rows, part in zip(pooled, self._parts, strict=True)]
+            out = [
+                rows.view(ids.shape[0], part.num, rows.shape[1]) for rows, part in zip(pooled, self._parts, strict=True)
+            ]
         if len(out) == 1:
             return out[0]
-        return tuple(out[group][:, place] for group, place in self._places())
+        return tuple(out[group][:, place] for group, place in self._places)
 
     def weight(self, name: str) -> Tensor:
         """A whole table as a CPU tensor, [num_rows, dim]."""
@@ -177,7 +179,7 @@ class EmbeddingBagCollection(CachedModule):
             f"{table.num_rows - 1}; nothing of this batch was used"
         )
 
-    def _places(self) -> list[tuple[int, int]]:
+    def _find_places(self) -> list[tuple[int, int]]:
         """For every feature, its group and its place among the group's features."""
         where = {name: (g, place) for g, part in enumerate(self._parts) for place, name in enumerate(part.features)}
         return [where[name] for name in self.features]

@@ -102,7 +102,8 @@ class EmbeddingBag(CachedModule):
         if freeze and arguments.get("optimizer") is not None:
             raise ValueError("freeze=True takes no optimizer: pass freeze=False to train the rows")
         bag = cls(embeddings.shape[0], embeddings.shape[1], _weight=embeddings, **arguments)
-        return bag.eval() if freeze else bag
+        bag._frozen = freeze
+        return bag
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Pooled rows, [bags, embedding_dim].
@@ -155,9 +156,7 @@ class EmbeddingBag(CachedModule):
                 raise ValueError("offsets go with a one-dimensional input; the bags of a [B, L] input are its rows")
             num_bags, length = input.shape
             if length != 1:
-                offsets = torch.arange(0, (num_bags + 1) * length, max(length, 1), dtype=torch.int32)[: num_bags + 1]
-                if length == 0:
-                    offsets = torch.zeros(num_bags + 1, dtype=torch.int32)
+                offsets = torch.arange(num_bags + 1, dtype=torch.int32, device="cpu") * length
             ends = offsets
         elif input.dim() == 1:
             if offsets is None and not ids_alone:

@@ -69,7 +69,7 @@ def _bag_of(offsets: Tensor, num_lookups: int) -> Tensor:
 def _share(slots: Tensor, bag_of: Tensor, num_bags: int) -> Tensor:
     """One over the number of lookups that take part in each lookup's bag, float32 [N]."""
     taking_part = (slots >= 0).float()
-    sizes = torch.zeros(num_bags, device=slots.device).index_add_(0, bag_of, taking_part)
+    sizes = torch.zeros(num_bags, dtype=torch.float32, device=slots.device).index_add_(0, bag_of, taking_part)
     return sizes.reciprocal_()[bag_of]
 
 

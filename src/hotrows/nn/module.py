@@ -61,7 +61,7 @@ class Ahead:
         self.requests = list(requests)
         self.flights: list[Flight | None] = [None] * len(self.requests)
         self._keys = [part.key for part in lookups]
-        self._versions = [[tensor._version for tensor in key] for key in self._keys]
+        self._versions = [[_version(tensor) for tensor in key] for key in self._keys]
 
     def matches(self, lookups: Sequence[Lookups]) -> bool:
         """Whether a forward pass looks up what was looked ahead."""
@@ -74,9 +74,14 @@ class Ahead:
 
 def _same(old: Tensor, version: int, new: Tensor) -> bool:
     if old is new:
-        return new._version == version
+        return _version(new) == version
     # comparing costs a synchronization on a GPU, planning anew does not
-    return old.device.type == new.device.type == "cpu" and old._version == version and torch.equal(old, new)
+    return old.device.type == new.device.type == "cpu" and _version(old) == version and torch.equal(old, new)
+
+
+def _version(tensor: Tensor) -> int:
+    """Counts the changes in place; PyTorch does not count those of inference tensors."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 class CachedModule(nn.Module):
@@ -100,16 +105,18 @@ class CachedModule(nn.Module):
         self.mode = mode
         self.optimizer = optimizer
         self.device = _device(device)
-        self._anchor = torch.zeros((), device=self.device, requires_grad=True)
+        self._anchor = torch.zeros((), dtype=torch.float32, device=self.device, requires_grad=True)
         self._ahead: Ahead | None = None
         self._close_lookahead: Callable[[], None] | None = None
         self._warned = False
+        self._frozen = False
         dims = _check_arguments(self.tables, dim, mode, cache, optimizer, policy, index, store)
         self.dims = {table.name: width for table, width in zip(self.tables, dims, strict=True)}
         by_dim: dict[int, list[Table]] = {}
         for table, width in zip(self.tables, dims, strict=True):
             by_dim.setdefault(width, []).append(table)
         plans = _size(by_dim, cache, optimizer, index)
+        _check_memory(by_dim, plans, self.device)
         self._sets = [
             _make_set(by_dim[layout.dim], layout, num_slots, optimizer, policy, name, self.device, seed)
             for layout, num_slots, name in plans
@@ -123,7 +130,7 @@ class CachedModule(nn.Module):
 
     def _pooled(self, lookups: Sequence[Lookups]) -> list[Tensor]:
         """float32 [bags, D] of each group."""
-        trains = self.training and torch.is_grad_enabled()
+        trains = self.training and torch.is_grad_enabled() and not self._frozen
         ahead = self._ahead
         if ahead is not None and not ahead.matches(lookups):
             ahead = None
@@ -161,6 +168,7 @@ class CachedModule(nn.Module):
             pooled: Tensor = PooledRows.apply(  # type: ignore[no-untyped-call]
                 anchor, lookups.weights, group, flight, lookups.offsets, self.mode, updates
             )
+            group.note_use(flight)
             return pooled
         finally:
             group.drop(flight)
@@ -213,6 +221,8 @@ class CachedModule(nn.Module):
         """Write every changed row back to the store, and raise what is still to be raised for bad ids."""
         for group in self.groups:
             group.flush()
+        for group in self.groups:
+            group.check()
 
     def stats(self) -> Stats:
         """What happened in the cache so far."""
@@ -220,6 +230,14 @@ class CachedModule(nn.Module):
         for group in self.groups:
             total = total + group.totals()
         return total
+
+    def cached_rows(self) -> dict[str, int]:
+        """How many rows of each table are in the cache."""
+        return {
+            table.name: tables.group.count_cached(tables.first_row[table.name], table.num_rows)
+            for tables in self._sets
+            for table in tables.tables
+        }
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -346,7 +364,7 @@ class CachedModule(nn.Module):
         self.flush()
         records = [tables.group.store.view(0, tables.group.store.num_rows) for tables in self._sets]
         steps = [tables.group.steps for tables in self._sets]
-        return _rebuild, (type(self), self._arguments(), records, steps, self.training)
+        return _rebuild, (type(self), self._arguments(), records, steps, self.training, self._frozen)
 
     def _arguments(self) -> dict[str, Any]:
         """What the constructor takes to make another one like this."""
@@ -363,9 +381,15 @@ class CachedModule(nn.Module):
 
 
 def _rebuild(
-    kind: type[CachedModule], arguments: dict[str, Any], records: list[Tensor], steps: list[int], training: bool
+    kind: type[CachedModule],
+    arguments: dict[str, Any],
+    records: list[Tensor],
+    steps: list[int],
+    training: bool,
+    frozen: bool,
 ) -> CachedModule:
     module = kind(**arguments)
+    module._frozen = frozen
     for group, copy, count in zip(module.groups, records, steps, strict=True):
         group.store.view(0, group.store.num_rows).copy_(copy)
         group.steps = count
@@ -442,6 +466,31 @@ def _size(
     return sized
 
 
+def _check_memory(
+    by_dim: dict[int, list[Table]], plans: list[tuple[RecordLayout, int, str]], device: torch.device
+) -> None:
+    """Raise before anything is allocated if rows or caches of all groups do not fit."""
+    num_rows = {dim: sum(table.num_rows for table in tables) for dim, tables in by_dim.items()}
+    slots = sum(num for _, num, _ in plans)
+    caches = sum(num * layout.num_bytes for layout, num, _ in plans)
+    indexes = sum(INDEXES[name].num_bytes(num_rows[layout.dim], num) for layout, num, name in plans)
+    require_memory(
+        f"a cache of {slots:,} rows ({readable(caches)}) and its index ({readable(indexes)})",
+        caches + indexes,
+        available_memory(device),
+        f"memory on {device}",
+        "make the cache smaller",
+    )
+    rows = sum(num_rows[layout.dim] * layout.num_bytes for layout, _, _ in plans)
+    require_memory(
+        f"{sum(num_rows.values()):,} rows",
+        rows,
+        available_host_memory(),
+        "host memory",
+        "use fewer rows, a smaller dim or an optimizer with less state",
+    )
+
+
 def _make_set(
     tables: Sequence[Table],
     layout: RecordLayout,
@@ -453,17 +502,10 @@ def _make_set(
     seed: int,
 ) -> TableSet:
     num_rows = sum(table.num_rows for table in tables)
-    index_bytes = INDEXES[index].num_bytes(num_rows, num_slots)
-    require_memory(
-        f"a cache of {num_slots:,} rows of {layout.num_bytes} bytes and its {index} index ({readable(index_bytes)})",
-        num_slots * layout.num_bytes + index_bytes,
-        available_memory(device),
-        f"memory on {device}",
-        "make the cache smaller",
-    )
     store = RamStore(tables, layout, device, seed)
     slots = Slots(num_slots, device)
     chosen = make_policy(policy)
+    chosen.check(num_rows)
     if isinstance(chosen, Frequency):
         sizes = torch.tensor([table.num_rows for table in tables])
         chosen.ranking.number_within(sizes.cumsum(0) - sizes)

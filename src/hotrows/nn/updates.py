@@ -37,12 +37,11 @@ class Updates:
         self._group = group
         self._open: weakref.WeakSet[OpenPass] = weakref.WeakSet()
         self._gathered: list[Contribution] = []
+        self._backward = -1  # the backward pass that they are of
         self._accumulating = False
 
     def open(self, flight: Flight) -> OpenPass:
         """A forward pass was made on a plan."""
-        if self._gathered and not self._accumulating and _graph_task() < 0:
-            self._gathered.clear()  # of a backward pass that failed
         opened = OpenPass(self._group, flight)
         self._open.add(opened)
         return opened
@@ -51,6 +50,9 @@ class Updates:
         """The backward pass has come to a forward pass; `grads` are those of its distinct rows."""
         self._open.discard(opened)
         flight = opened.flight
+        if not self._accumulating and self._backward != _graph_task():
+            self._gathered.clear()  # of a backward pass that failed
+            self._backward = _graph_task()
         alone = not self._accumulating and not self._gathered and not self._open
         if alone and self._group.can_update_in_place(flight):
             self._group.update(flight, grads)

@@ -54,7 +54,7 @@ class RamStore:
             for start in range(0, table.num_rows, step):
                 stop = min(start + step, table.num_rows)
                 ids = torch.arange(start, stop, device=device)
-                chunk = torch.zeros(stop - start, self.layout.words, device=device)
+                chunk = torch.zeros(stop - start, self.layout.words, dtype=self.layout.dtype, device=device)
                 chunk[:, : self.layout.dim] = first_values(table.init, ids, self.layout.dim, table.num_rows, key)
                 for part in self.layout.state:
                     chunk[:, self.layout.columns(part.name)] = part.first_value

@@ -1,15 +1,43 @@
 """The default strategy: know the ids of the batches to come, bring their rows in while an earlier batch trains."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
+
+from hotrows.batch import Batch
 from hotrows.cache.pipeline import Pipeline
 from hotrows.cache.policies.upcoming import WINDOW_LIMIT
+from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.nn.module import Ahead, CachedModule
+from hotrows.optim import RowOptimizer
+from hotrows.strategies.base import Strategy
+from hotrows.table import Table
 
 B = TypeVar("B")
+
+
+class LookaheadStrategy(Strategy):
+    """Ours: a cache of any size, with the rows of the next batches moved while this one trains."""
+
+    def make_bags(
+        self, tables: Sequence[Table], dim: int, optimizer: RowOptimizer, device: torch.device, seed: int
+    ) -> EmbeddingBagCollection:
+        return EmbeddingBagCollection(
+            tables,
+            dim,
+            cache=self.cache.size,
+            optimizer=optimizer,
+            policy=self.cache.policy,
+            index=self.cache.index,
+            device=device,
+            seed=seed,
+        )
+
+    def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
+        return lookahead(loader, bags, self.cache.depth, self.cache.window)
 
 
 def lookahead(
@@ -48,6 +76,9 @@ def lookahead(
 
 
 def _run(batches: Iterator[B], bags: CachedModule, depth: int, window: int, ids: Callable[[B], Any]) -> Iterator[B]:
+    if not bags.training:
+        yield from batches
+        return
     bags.close_lookahead()
     ahead = _Loop(bags, depth)
     bags.open_lookahead(ahead.close)

@@ -15,6 +15,7 @@ class Index(ABC):
 
     def __init__(self, num_rows: int, slots: Slots) -> None:
         self.slots = slots
+        self.generation = 0  # how often it was built anew
 
     @staticmethod
     def round_slots(num_slots: int) -> int:
@@ -46,4 +47,4 @@ class Index(ABC):
         """Called before each plan, with the most rows it can replace."""
 
     def replaced(self, num: int, most: int) -> None:
-        """Called when the host learns how many rows a plan replaced, of the `most` it could have."""
+        """Called when the host learns how many rows a plan of this generation replaced, of the `most` it could have."""

@@ -64,3 +64,4 @@ class HashIndex(Index):
         self._slot_at[torch.where(present, cells, self._num_cells)] = torch.where(present, slots, NO_SLOT)
         self._cell_of[:-1] = cells.int()
         self._most_erased = 0
+        self.generation += 1

@@ -23,6 +23,6 @@ def make_policy(policy: str | Policy) -> Policy:
     """A fresh policy from a name in POLICIES, or a copy of the given one (each cache needs its own)."""
     if isinstance(policy, Policy):
         return copy.deepcopy(policy)
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise ValueError(f"policy is {policy!r}: known are {', '.join(sorted(POLICIES))}, or give a Policy object")
     return POLICIES[policy]()

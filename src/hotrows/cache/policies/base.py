@@ -34,6 +34,9 @@ class Policy(ABC):
 
     looks_ahead = False  # whether `announce` and `withdraw` are wanted
 
+    def check(self, num_rows: int) -> None:
+        """Raise if the policy is not for a cache over this many rows."""
+
     def bind(self, slots: Slots) -> None:
         """Take the cache's slots; called once."""
         self.slots = slots

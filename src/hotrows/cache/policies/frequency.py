@@ -17,6 +17,9 @@ class Frequency(Policy):
     def __init__(self, counts: Tensor | None = None) -> None:
         self.ranking = Ranking(counts)
 
+    def check(self, num_rows: int) -> None:
+        self.ranking.check(num_rows)
+
     def bind(self, slots: Slots) -> None:
         super().bind(slots)
         self.ranking.move_to(slots.device)

@@ -29,6 +29,10 @@ class Lookahead(Policy):
     def __init__(self, counts: Tensor | None = None) -> None:
         self._ranking = None if counts is None else Ranking(counts)
 
+    def check(self, num_rows: int) -> None:
+        if self._ranking is not None:
+            self._ranking.check(num_rows)
+
     def bind(self, slots: Slots) -> None:
         super().bind(slots)
         if self._ranking is not None:

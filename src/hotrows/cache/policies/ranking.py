@@ -22,6 +22,13 @@ class Ranking:
             self._place = torch.empty(counts.numel(), dtype=torch.int32)
             self._place[order] = torch.arange(counts.numel(), dtype=torch.int32)
 
+    def check(self, num_rows: int) -> None:
+        if self._place is not None and self._place.numel() != num_rows:
+            raise ValueError(
+                f"counts are given for {self._place.numel():,} rows, but {num_rows:,} rows share the cache: give one "
+                f"count per row, table after table"
+            )
+
     def number_within(self, first_rows: Tensor) -> None:
         """Tables begin at these rows, int64 [T], ascending."""
         self._first_rows = first_rows

@@ -23,7 +23,8 @@ class UpcomingUses:
         self._device = device
         self._in_window: dict[int, int] = {}
         self._most_erased = 0
-        self._keys, self._uses = self._empty(SMALLEST)
+        # made by the first `add`, in the lane that will use it
+        self._keys, self._uses = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
 
     def add(self, rows: Tensor, num: Tensor, number: int) -> None:
         """Batch `number` will need the first `num` of these distinct rows."""
@@ -42,6 +43,8 @@ class UpcomingUses:
 
         Nothing is struck off where `number` is None, or where the scalar `done` is false.
         """
+        if self._keys.numel() == 0:
+            return torch.full_like(rows, NOT_NEEDED)
         cells = row_table.find(self._keys, rows, num)
         nowhere = self._keys.numel() - 1
         target = torch.where(cells >= 0, cells, nowhere)
@@ -73,6 +76,8 @@ class UpcomingUses:
         live = sum(self._in_window.values()) + num_rows
         self._keys, self._uses = self._empty(max(SMALLEST, int(ROOM * live)))
         self._most_erased = 0
+        if old_keys.numel() == 0:
+            return
         rows = old_keys[:-1]
         num = torch.full((1,), rows.numel(), dtype=torch.int32, device=self._device)
         cells = row_table.insert(self._keys, rows, num)  # erased and empty cells hold no row

@@ -1,0 +1,25 @@
+"""Baselines: what the strategies are measured against."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from hotrows.batch import Batch
+from hotrows.nn.collection import EmbeddingBagCollection
+from hotrows.optim import RowOptimizer
+from hotrows.strategies.base import Strategy
+from hotrows.table import Table
+
+
+class DeviceStrategy(Strategy):
+    """All rows on the device: the ceiling."""
+
+    def make_bags(
+        self, tables: Sequence[Table], dim: int, optimizer: RowOptimizer, device: torch.device, seed: int
+    ) -> EmbeddingBagCollection:
+        return EmbeddingBagCollection(
+            tables, dim, cache="100%", optimizer=optimizer, policy="lru", index="direct", device=device, seed=seed
+        )
+
+    def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
+        return iter(loader)
