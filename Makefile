@@ -8,8 +8,9 @@ INSTALLED := .venv/installed
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 8
 
-demo: $(INSTALLED) ## train a small model with all rows on the device and with 1.5% of them: the results are the same
-	@$(BIN)/python examples/demo.py
+demo: $(INSTALLED) ## train with all rows on the device and with 1.5% of them (identical), then a click log end to end
+	@$(BIN)/python examples/identical.py
+	@$(BIN)/python examples/click_log.py
 
 test: $(INSTALLED) ## run all tests
 	@$(BIN)/python -m pytest

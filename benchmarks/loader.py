@@ -1,0 +1,202 @@
+"""How many samples a second does the loader give, next to pandas on the same file?
+
+Makes a log of Criteo Kaggle's shape (13 numbers, 26 ids, from the synthetic data set), and goes through it once on two
+cores with each contestant, in its own process, from opening the files to the last batch of tensors:
+
+- hotrows: the loader, over Parquet shards in the format of `hotrows prepare`;
+- pandas: `read_parquet` of the same files, cut into batches by slicing (`sample(frac=1)` before, where shuffled);
+- pandas, raw log: `read_csv` of the same samples as Criteo's tab-separated text, ids as hexadecimal text, which it
+  still has to number (`factorize`) each time.
+
+Memory is the largest resident size of the process above what it had after the imports.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+CORES = 2
+NUM_DENSE, NUM_IDS = 13, 26
+DENSE = [f"I{i + 1}" for i in range(NUM_DENSE)]
+IDS = [f"C{i + 1}" for i in range(NUM_IDS)]
+ROWS_PER_GROUP, GROUPS_PER_SHARD = 65_536, 8
+RAW_SHARE = 10  # one in ten samples goes into the text file
+
+
+def hotrows_batches(directory: Path, batch_size: int, shuffle: bool) -> Iterator[Any]:
+    from hotrows.data.dataset import open_dataset
+
+    yield from open_dataset(directory).loader("train", batch_size, shuffle=shuffle)
+
+
+def pandas_batches(directory: Path, batch_size: int, shuffle: bool) -> Iterator[Any]:
+    import pandas as pd
+
+    frame = pd.read_parquet(directory / "train")
+    yield from _slices(frame, batch_size, shuffle)
+
+
+def pandas_raw_batches(directory: Path, batch_size: int, shuffle: bool) -> Iterator[Any]:
+    import numpy as np
+    import pandas as pd
+
+    names = ["label", *DENSE, *IDS]
+    types = {"label": "float32", **dict.fromkeys(DENSE, "float32"), **dict.fromkeys(IDS, "str")}
+    frame = pd.read_csv(directory / "train.txt", sep="\t", names=names, dtype=types)
+    for name in DENSE:
+        frame[name] = np.log1p(frame[name].clip(lower=0))
+    for name in IDS:
+        frame[name] = pd.factorize(frame[name])[0]
+    yield from _slices(frame, batch_size, shuffle)
+
+
+def _slices(frame: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
+    import numpy as np
+    import torch
+
+    if shuffle:
+        frame = frame.sample(frac=1, random_state=0)
+    for start in range(0, len(frame), batch_size):
+        part = frame.iloc[start : start + batch_size]
+        yield (
+            torch.tensor(part[DENSE].to_numpy(np.float32)),  # copied: pandas gives arrays that must not be written to
+            torch.from_numpy(part[IDS].to_numpy(np.int64)),
+            torch.tensor(part["label"].to_numpy()),
+        )
+
+
+CONTESTANTS: dict[str, Callable[[Path, int, bool], Iterator[Any]]] = {
+    "hotrows": hotrows_batches,
+    "pandas": pandas_batches,
+    "pandas, raw log": pandas_raw_batches,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=2_000_000)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1024, 8192])
+    parser.add_argument("--repeats", type=int, default=3, help="the median counts")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--one", nargs=4, metavar=("CONTESTANT", "DIR", "BATCH", "SHUFFLE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        name, directory, batch_size, shuffle = arguments.one
+        print(json.dumps(go_through(name, Path(directory), int(batch_size), shuffle == "True")))
+        return
+    from environment import describe, print_heading, write_json
+
+    environment = describe()
+    print_heading(f"Samples/s of an epoch of {arguments.samples:,} samples on {CORES} cores", environment)
+    results = []
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        size = write_log(directory, arguments.samples)
+        print(f"Parquet {size / 2**20:,.0f} MiB; the raw log has every {RAW_SHARE}th sample\n")
+        heads = ("samples/s", "of pandas", "a CPU second", "memory")
+        print(f"{'batch':>6} {'order':>9}  {'':16}" + "".join(f"{head:>14}" for head in heads))
+        for batch_size, shuffle in itertools.product(arguments.batch_sizes, (False, True)):
+            found = compare(directory, batch_size, shuffle, arguments.repeats)
+            for name, row in found.items():
+                ratio = row["samples_per_second"] / found["pandas"]["samples_per_second"]
+                results.append(
+                    {"contestant": name, "batch_size": batch_size, "shuffle": shuffle, **row, "ratio": ratio}
+                )
+                rate, cpu_rate = row["samples_per_second"], row["samples_per_cpu_second"]
+                print(
+                    f"{batch_size:6} {'shuffled' if shuffle else 'as stored':>9}  {name:16}"
+                    f"{rate:14,.0f}{ratio:13.2f}x{cpu_rate:14,.0f}{row['memory'] / 2**20:10,.0f} MiB"
+                )
+    if arguments.json:
+        write_json(arguments.json, environment, {"samples": arguments.samples, "results": results})
+
+
+def compare(directory: Path, batch_size: int, shuffle: bool, repeats: int) -> dict[str, dict[str, float]]:
+    """Contestants take turns, so that whatever else the machine does hits all of them."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
+    for _, name in itertools.product(range(repeats), CONTESTANTS):
+        command = [sys.executable, __file__, "--one", name, str(directory), str(batch_size), str(shuffle)]
+        threads = {"OMP_NUM_THREADS": str(CORES), "ARROW_NUM_THREADS": str(CORES)}
+        answer = subprocess.run(command, env={**os.environ, **threads}, check=True, capture_output=True, text=True)
+        runs[name].append(json.loads(answer.stdout))
+    return {name: {key: statistics.median(r[key] for r in found) for key in found[0]} for name, found in runs.items()}
+
+
+def go_through(name: str, directory: Path, batch_size: int, shuffle: bool) -> dict[str, float]:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    import pandas as pd  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+    import torch  # noqa: F401
+
+    import hotrows.data.loader  # noqa: F401
+
+    before = largest_resident_size()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    samples = sum(len(batch[2]) for batch in CONTESTANTS[name](directory, batch_size, shuffle))
+    seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
+    return {
+        "samples_per_second": samples / seconds,
+        "samples_per_cpu_second": samples / cpu_seconds,
+        "memory": largest_resident_size() - before,
+    }
+
+
+def largest_resident_size() -> int:
+    """Bytes, of this program alone: `getrusage` would also tell of the process that started it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def write_log(directory: Path, samples: int) -> int:
+    """Write the shards and the text file; answers the bytes of the shards."""
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from hotrows.data.synthetic import SyntheticDataSet
+
+    dataset = SyntheticDataSet("criteo-kaggle")
+    (directory / "train").mkdir()
+    files = []
+    per_shard = ROWS_PER_GROUP * GROUPS_PER_SHARD
+    for batch in itertools.islice(dataset.loader("train", per_shard), -(-samples // per_shard)):
+        dense, ids, label = batch.dense.numpy(), batch.ids.numpy(), batch.label.numpy()
+        columns = {"label": label}
+        columns |= {name: dense[:, j] for j, name in enumerate(DENSE)}
+        columns |= {name: ids[:, j].astype("int32") for j, name in enumerate(IDS)}
+        table = pa.table(columns)[: samples - len(files) * per_shard]
+        files.append(f"train/part-{len(files):05}.parquet")
+        pq.write_table(table, directory / files[-1], row_group_size=ROWS_PER_GROUP, compression="lz4")
+        raw = table.to_pandas().iloc[::RAW_SHARE]
+        raw[DENSE] = (raw[DENSE].to_numpy() * 10).astype("int32")
+        raw["label"] = raw["label"].astype("int32")
+        for name in IDS:
+            raw[name] = [f"{value:08x}" for value in raw[name]]
+        pd.DataFrame(raw).to_csv(directory / "train.txt", sep="\t", header=False, index=False, mode="a")
+    categorical = [{"name": c.name, "num_ids": c.num_ids, "table": c.table, "max_length": 1}
+                   for c in dataset.schema.categorical]  # fmt: skip
+    empty: dict[str, Any] = {"num_samples": 0, "files": []}
+    described = {
+        "format": 1,
+        "name": "benchmark",
+        "schema": {"dense": DENSE, "categorical": categorical},
+        "splits": {"train": {"num_samples": samples, "files": files}, "valid": empty, "test": empty},
+        "source": {},
+        "checksums": {},
+    }
+    (directory / "dataset.json").write_text(json.dumps(described))
+    return sum((directory / file).stat().st_size for file in files)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The command line: `hotrows prepare | profile | train | evaluate | doctor`."""

@@ -1,0 +1,186 @@
+"""The program's commands. Each parses, builds, runs; what goes wrong is said in a sentence."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Train click models whose embedding tables are far larger than the device's memory, exactly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, for machines.")]
+
+
+@contextmanager
+def _said_plainly() -> Iterator[None]:
+    """Errors of the user's are one line and exit code 2; ours keep their traceback."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, PermissionError) as error:
+        typer.secho(f"hotrows: {error}", fg="red", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def prepare(
+    kind: Annotated[str, typer.Argument(help="What the log is: criteo, avazu, taobao, or table (any CSV or Parquet).")],
+    input: Annotated[Path, typer.Argument(help="The log: a file (plain or .gz), or a directory of days.")],
+    out: Annotated[Path, typer.Option(help="Where the data set goes; must not exist.")],
+    config: Annotated[Path | None, typer.Option(help="For table: a TOML file that names the columns.")] = None,
+    min_count: Annotated[int, typer.Option(help="Values seen less often in training share one id, 'rare'.")] = 2,
+    split: Annotated[str, typer.Option(help="How to split: time (the last part is the test), or random.")] = "time",
+    valid: Annotated[float, typer.Option(help="Share of the samples for validation.")] = 0.1,
+    test: Annotated[float, typer.Option(help="Share of the samples for the test.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Of a random split.")] = 0,
+    engine: Annotated[str, typer.Option(help="duckdb, or spark for logs that outgrow one machine.")] = "duckdb",
+    memory_limit: Annotated[str, typer.Option(help="Memory the engine may take; the rest goes to disk.")] = "4GB",
+    on_error: Annotated[str, typer.Option(help="What to do with bad lines: stop, or skip and count them.")] = "stop",
+    as_json: JsonFlag = False,
+) -> None:
+    """Turn a click log into a data set: Parquet shards, a vocabulary and counts."""
+    from hotrows.cli.show import Steps, show_prepared
+    from hotrows.data.prepare import prepare as run_prepare
+
+    with _said_plainly(), Steps() as steps:
+        report = run_prepare(
+            kind, input, out, config=config, min_count=min_count, split=split, valid=valid, test=test, seed=seed,
+            engine=engine, memory_limit=memory_limit, on_error=on_error, progress=steps,
+        )  # fmt: skip
+    show_prepared(report, out)
+    _print_json(as_json, report.to_json())
+
+
+@app.command()
+def profile(
+    data: Annotated[str, typer.Argument(help="A prepared directory, or synthetic:criteo-kaggle and the like.")],
+    batch_size: Annotated[int, typer.Option(help="Samples per batch, for the miss-ratio curve.")] = 2048,
+    samples: Annotated[int, typer.Option(help="Samples to look at.")] = 1_000_000,
+    hit_rate: Annotated[float | None, typer.Option(help="Suggest a cache for this hit rate, such as 0.9.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Suggest a cache for this much device memory: 2GB.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write profile.json and profile.png here.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what the data looks like: frequencies, duplicates in a batch, misses by cache size."""
+    from hotrows.cli.show import Steps
+    from hotrows.data.dataset import open_dataset
+    from hotrows.profile import plot, show
+    from hotrows.profile import profile as run_profile
+
+    with _said_plainly():
+        with Steps() as steps:
+            found = run_profile(
+                open_dataset(data), batch_size=batch_size, num_samples=samples, seed=seed, hit_rate=hit_rate,
+                memory=memory, progress=steps,
+            )  # fmt: skip
+        show(found)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "profile.json").write_text(json.dumps(found.to_json(), indent=2) + "\n")
+            plot(found, out / "profile.png")
+            typer.echo(f"written: {out / 'profile.json'}, {out / 'profile.png'}")
+    _print_json(as_json, found.to_json())
+
+
+@app.command()
+def train(
+    run: Annotated[Path | None, typer.Argument(help="A run file (TOML). The options below overrule it.")] = None,
+    data: Annotated[str | None, typer.Option(help="A prepared directory, or synthetic:criteo-kaggle.")] = None,
+    model: Annotated[str | None, typer.Option(help="dlrm, dlrm:freqcache, wide-deep, deepfm, dcn, dcn-v2, …")] = None,
+    dim: Annotated[int | None, typer.Option(help="Width of the embedding rows.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="lookahead, or device: all rows on it.")] = None,
+    cache: Annotated[str | None, typer.Option(help="Rows on the device: 500000, 1.5% or 2GB.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Who stays: lookahead, lru, lfu, frequency, random.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Of the rows: sgd, adagrad, row-wise-adagrad, adam.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, of rows and dense part.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training split.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
+    out: Annotated[str | None, typer.Option(help="The run directory; by default a new one in runs/.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Write trace.json, a timeline for Perfetto.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a model, evaluate it, and write a run directory with a report."""
+    with _said_plainly():
+        config = _configured(
+            run,
+            {
+                "data": data, "strategy": strategy, "device": device, "seed": seed, "out": out, "model.name": model,
+                "model.dim": dim, "cache.size": cache, "cache.policy": policy, "optimizer.name": optimizer,
+                "optimizer.lr": lr, "dense_optimizer.lr": lr, "train.batch_size": batch_size, "train.epochs": epochs,
+                "train.max_steps": max_steps,
+            },
+        )  # fmt: skip
+        from hotrows.train.run import run as run_training
+
+        finished = run_training(config, trace=trace)
+    from hotrows.cli.show import show_run
+
+    show_run(finished)
+    _print_json(as_json, finished.summary)
+    if finished.summary["interrupted"]:
+        raise typer.Exit(130)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    data: Annotated[str | None, typer.Option(help="Another data set of the same columns.")] = None,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure a trained model again, on its own data or on another data set."""
+    from hotrows.train.run import evaluate_run
+
+    with _said_plainly():
+        found = evaluate_run(run, data, split)
+    metrics = found[split]
+    typer.echo(
+        f"{found['model']} on {split} of {found['data']}: AUC {metrics['auc']:.5f}, log loss {metrics['logloss']:.5f}, "
+        f"accuracy {metrics['accuracy']:.4f}"
+    )
+    _print_json(as_json, found)
+
+
+@app.command()
+def doctor(as_json: JsonFlag = False) -> None:
+    """Say what this machine has, and what hotrows will use of it."""
+    from hotrows.cli.doctor import examine, show
+
+    found = examine()
+    show(found)
+    _print_json(as_json, found)
+
+
+def _configured(path: Path | None, overrules: dict[str, Any]) -> Any:
+    """A run file with the options of the command line over it."""
+    import dataclasses
+
+    from hotrows.train.config import RunConfig, from_dict, read_run
+
+    content = dataclasses.asdict(RunConfig() if path is None else read_run(path))
+    for key, value in overrules.items():
+        if value is not None:
+            section, _, name = key.rpartition(".")
+            (content[section] if section else content)[name] = value
+    return from_dict(RunConfig, content, "options")
+
+
+def _print_json(wanted: bool, content: dict[str, Any]) -> None:
+    if wanted:
+        sys.stdout.flush()
+        print(json.dumps(content))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,80 @@
+"""What people see: progress, tables, and where things were written."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hotrows.stores.memory import readable
+
+if TYPE_CHECKING:
+    from hotrows.data.prepare import PrepareReport
+    from hotrows.train.run import Run
+
+
+class Steps:
+    """A bar per named step of long work: call it with the step's name and how much of it is done, 0 to 1."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True)
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "Steps":
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def __call__(self, step: str, done: float) -> None:
+        if step not in self._tasks:
+            self._tasks[step] = self._progress.add_task(step, total=1.0)
+        self._progress.update(self._tasks[step], completed=done)
+
+
+def show_prepared(report: "PrepareReport", out: Path) -> None:
+    say = Console(highlight=False).print
+    say(f"[bold]{out}[/bold] is ready: {report.num_rows:,} lines in {report.seconds:.1f} s")
+    table = _pairs()
+    for split, num in report.num_samples.items():
+        table.add_row(split, f"{num:,} samples")
+    table.add_row("ids", f"{sum(report.num_ids.values()):,} in {len(report.num_ids)} tables")
+    say(table)
+    if report.num_skipped:
+        say(f"[yellow]skipped {report.num_skipped:,} bad lines:[/yellow]")
+    for skipped in report.skipped:
+        say(f"  {skipped.num_rows:,}: {skipped.reason} (first: {skipped.path}, line {skipped.line})")
+
+
+def show_run(run: "Run") -> None:
+    """The end of a training run, for a newcomer."""
+    summary = run.summary
+    table = _pairs()
+    if summary["interrupted"]:
+        table.add_row("interrupted", "yes: all that was trained is in the run directory")
+    for split in ("valid", "test"):
+        if summary[split]:
+            table.add_row(f"{split} AUC", f"{summary[split]['auc']:.5f}")
+            table.add_row(f"{split} log loss", f"{summary[split]['logloss']:.5f}")
+    table.add_row("training loss", f"{summary['train']['loss']:.5f}")
+    table.add_row("samples per second", f"{summary['samples_per_second']:,.0f}")
+    cache: dict[str, Any] = summary["cache"]
+    share = f"{cache['slots_share']:.2%}"
+    table.add_row("rows on the device", f"{cache['rows']:,} of {summary['num_rows']:,} ({share})")
+    table.add_row("hit rate", f"{cache['hit_rate']:.1%} of the distinct rows of a batch were there already")
+    table.add_row("moved", f"{readable(cache['bytes_in'])} in, {readable(cache['bytes_out'])} out")
+    table.add_row("memory", f"{readable(summary['device_memory'])} device, {readable(summary['host_memory'])} host")
+    table.add_row("report", str(run.directory / "report.html"))
+    Console().print(table)
+
+
+def _pairs() -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    return table

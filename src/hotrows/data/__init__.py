@@ -1,0 +1,1 @@
+"""Where batches come from: prepared logs and synthetic data, behind one protocol (`schema.py`)."""

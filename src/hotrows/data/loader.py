@@ -1,0 +1,96 @@
+"""Batches of a prepared split: shards read ahead in threads, shuffled, cut into tensors without a loop over rows."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from hotrows.batch import Batch
+from hotrows.data.block import Block, Span, make_batch
+from hotrows.data.read_ahead import read_ahead
+from hotrows.data.resumable import ResumableLoader
+from hotrows.data.schema import Schema
+from hotrows.data.shards import BlockReader, Piece, RowGroup
+from hotrows.data.share import Share
+
+
+class ShardLoader(ResumableLoader):
+    """Goes through the row groups of a split, or a rank's share of them.
+
+    Shuffled, the row groups come in an order drawn from (seed, epoch), and the samples of `groups_per_block` of them
+    at a time are mixed. A rank has a range of that order, so over the epochs it sees all samples.
+
+    Args:
+        threads: read this many blocks at once, ahead of the batches; at most one more waits, read and not yet used.
+        groups_per_block: more mix the samples better and take more memory.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[RowGroup],
+        schema: Schema,
+        share: Share,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        threads: int = 2,
+        groups_per_block: int = 4,
+    ) -> None:
+        super().__init__(share, shuffle=shuffle, seed=seed)
+        if threads < 1 or groups_per_block < 1:
+            raise ValueError(f"threads is {threads}, groups_per_block is {groups_per_block}: both must be 1 or more")
+        self._groups = groups
+        self._reader = BlockReader(schema)
+        self._threads = threads
+        self._groups_per_block = groups_per_block if shuffle else 1
+
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "groups_per_block": self._groups_per_block}
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        blocks = self._blocks(epoch)
+        ends = list(accumulate(sum(p.stop - p.start for p in block) for block in blocks))
+        position = self.share.bound(first)  # samples, counted over all blocks
+        number = bisect_right(ends, position)
+        reads = read_ahead(lambda i: self._read(epoch, i, blocks[i]), range(number, len(blocks)), self._threads)
+        block: Block | None = None
+        for batch in range(first, len(self)):
+            spans = []
+            while position < self.share.bound(batch + 1):
+                if block is None:
+                    block = next(reads)
+                stop = min(self.share.bound(batch + 1), ends[number])
+                begin = ends[number] - len(block.rows)
+                spans.append(Span(block, position - begin, stop - begin))
+                position = stop
+                if position == ends[number]:
+                    block = None
+                    number += 1
+            yield make_batch(spans)
+
+    def _blocks(self, epoch: int) -> list[list[Piece]]:
+        """This rank's pieces of row groups in the order of the epoch, those that are mixed together."""
+        order: Sequence[int] = range(len(self._groups))
+        if self.shuffle:
+            order = self._random(epoch).permutation(len(self._groups)).tolist()
+        pieces = []
+        begin = 0
+        for number in order:
+            group = self._groups[number]
+            start, stop = max(self.share.start - begin, 0), min(self.share.stop - begin, group.num_rows)
+            if start < stop:
+                pieces.append(Piece(group, start, stop))
+            begin += group.num_rows
+        size = self._groups_per_block
+        return [pieces[i : i + size] for i in range(0, len(pieces), size)]
+
+    def _read(self, epoch: int, number: int, pieces: Sequence[Piece]) -> Block:
+        if not self.shuffle:
+            return self._reader.read(pieces)
+        total = sum(piece.stop - piece.start for piece in pieces)
+        return self._reader.read(pieces, self._random(epoch, self.share.rank, number).permutation(total))
+
+    def _random(self, *key: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed % 2**64, *key])

@@ -1,0 +1,107 @@
+"""The files of a log: which, in what order, and what their first lines and broken ends say."""
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import IO, cast
+
+from hotrows.data.prepare.errors import BadInputError
+
+
+def list_files(given: Path) -> tuple[Path, ...]:
+    """The file, or the files of a directory in the order of their names with numbers as numbers (day_2, day_10)."""
+    if not given.exists():
+        raise BadInputError(given, "there is no such file", "a log file or a directory of them")
+    found = [path for path in given.iterdir() if path.is_file() and path.name[0] not in "._"] if given.is_dir() else []
+    paths = tuple(sorted(found, key=_natural)) if given.is_dir() else (given,)
+    if not paths:
+        raise BadInputError(given, "the directory has no files", "the files of a log")
+    for path in paths:
+        if path.stat().st_size == 0:
+            raise BadInputError(path, "the file is empty", "a log")
+    return paths
+
+
+def first_line(path: Path, after: int = 0) -> str:
+    """A line near the beginning, with its end; '' past the end of the file."""
+    try:
+        with _open_text(path) as file:
+            return next(islice(file, after, None), "")
+    except (EOFError, OSError, zlib.error) as error:
+        raise BadInputError(path, f"it cannot be read ({error})", "a complete log, plain or .gz") from error
+
+
+def header_fields(path: Path, delimiter: str, needed: Iterable[str]) -> list[str]:
+    """The names in the first line, of which none that is needed may be missing."""
+    line = first_line(path).rstrip("\r\n")
+    fields = [name.strip('"') for name in line.split(delimiter)]
+    missing = [name for name in needed if name not in fields]
+    if missing:
+        if len(fields) == 1:
+            raise BadInputError(path, f"no {delimiter!r} in {line[:60]!r}", f"names with {delimiter!r} between", 1)
+        raise BadInputError(path, f"no column {', '.join(missing)}", f"a header with it; it has {', '.join(fields)}", 1)
+    if not first_line(path, after=1):
+        raise BadInputError(path, "no rows after the header", "a log", 1)
+    return fields
+
+
+def check_first_line(path: Path, delimiter: str, num_fields: int, expected: str) -> None:
+    """Say at once that a file is empty or has another delimiter, before all of its lines are read."""
+    line = first_line(path)
+    if not line.strip("\r\n"):
+        raise BadInputError(path, "the first line is empty", expected, 1)
+    if num_fields > 1 and delimiter not in line:
+        raise BadInputError(path, f"no {delimiter!r} in {line[:60].rstrip()!r}", expected, 1)
+
+
+def line_of_record(path: Path, record: int, header: bool, left_out: frozenset[int] = frozenset()) -> int | None:
+    """The line of the record with this number, from 0; blank lines and lines left out are no records."""
+    with _open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if (header and number == 1) or number in left_out or not line.strip("\r\n"):
+                continue
+            if record == 0:
+                return number
+            record -= 1
+    return None
+
+
+def line_with_text(path: Path, text: str) -> int | None:
+    """The first line that is exactly this."""
+    with _open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.rstrip("\r\n") == text:
+                return number
+    return None
+
+
+def last_readable_line(path: Path) -> int:
+    """How many lines come before the place where the file breaks off."""
+    number = 0
+    try:
+        with _open_text(path) as file:
+            for number, _ in enumerate(file, start=1):  # noqa: B007
+                pass
+    except (EOFError, OSError, zlib.error):
+        pass
+    return number
+
+
+def is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _open_text(path: Path) -> IO[str]:
+    # Only \n ends a line, as in the engines; other separators of Unicode are part of a value.
+    raw = cast(IO[bytes], gzip.GzipFile(path)) if is_gzip(path) else path.open("rb")
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="replace", newline="\n")
+
+
+def _natural(path: Path) -> list[tuple[int, int, str]]:
+    parts = re.findall(r"\d+|\D+", path.name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]

@@ -1,0 +1,54 @@
+"""The prepared directory: made beside its place under another name, and renamed into it when whole."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from hotrows.data.prepare.errors import OutputError
+
+FORMAT = 1
+
+
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """A directory to fill, which becomes `out` at the end of the block, or vanishes if that fails."""
+    if out.exists():
+        raise OutputError(f"{out} exists already: choose another directory, or remove it first")
+    unfinished = out.parent / f".{out.name}.unfinished-{uuid4().hex[:8]}"
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        os.rename(unfinished, out)
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutputError(f"the disk of {out.parent} is full; nothing was written") from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+            raise OutputError(f"cannot write {out}: {error}") from error
+        raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write_description(directory: Path, description: dict[str, Any]) -> None:
+    """Write `dataset.json`, the last file of a data set: with it the set is whole."""
+    files = sorted(path for path in directory.rglob("*.parquet"))
+    checksums = {path.relative_to(directory).as_posix(): _checksum(path) for path in files}
+    text = json.dumps({"format": FORMAT, **description, "checksums": checksums}, indent=2) + "\n"
+    with (directory / "dataset.json").open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

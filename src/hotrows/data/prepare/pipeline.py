@@ -1,0 +1,304 @@
+"""`prepare`, from top to bottom: read, check, order, split, count, encode, write."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shutil import rmtree
+
+import ibis
+
+import hotrows
+from hotrows.data.prepare import expressions
+from hotrows.data.prepare.engines import Engine, connect
+from hotrows.data.prepare.errors import BadInputError, OutputError
+from hotrows.data.prepare.files import line_of_record, list_files
+from hotrows.data.prepare.log import History, Log, LogFile, Table
+from hotrows.data.prepare.order import is_sorted
+from hotrows.data.prepare.output import new_directory, write_description
+from hotrows.data.prepare.report import PrepareReport, Skipped
+from hotrows.data.prepare.splits import Splits, at_random, before, by_time, check_fractions
+from hotrows.data.schema import SPLITS, Column, Schema
+
+KINDS = ("criteo", "avazu", "taobao", "table")
+ROWS_PER_SHARD = 1 << 20
+
+Progress = Callable[[str, float], None]
+
+
+def prepare(
+    kind: str,
+    input: Path,
+    out: Path,
+    *,
+    min_count: int = 2,
+    split: str = "time",
+    valid: float = 0.1,
+    test: float = 0.1,
+    seed: int = 0,
+    engine: str = "duckdb",
+    memory_limit: str = "4GB",
+    on_error: str = "stop",
+    config: Path | None = None,
+    progress: Progress | None = None,
+) -> PrepareReport:
+    """Make a data set of a click log: shards, vocabularies and `dataset.json` in the new directory `out`.
+
+    Args:
+        kind: the log's format, one of `KINDS`.
+        input: a file, or a directory of files that are read in the order of their names.
+        min_count: values that occur less often in the training split share the id `rare`.
+        split: `time`: the last `test` of the log, and `valid` before it; `day`: the last day (or file) is for testing;
+            `random`: drawn by `seed`.
+        engine: `duckdb` or `spark`.
+        memory_limit: what the engine may use before it spills to disk, beside `out`.
+        on_error: `stop` at the first bad line, or `skip` all of them and report how many.
+        config: for `table`, the TOML file that names the columns.
+        progress: called with what is being done and how much of it is, from 0 to 1.
+    """
+    started = time.perf_counter()
+    input, out = Path(input), Path(out)
+    if on_error not in ("stop", "skip"):
+        raise ValueError(f"unknown on_error {on_error!r}; known: stop, skip")
+    if min_count < 1:
+        raise ValueError(f"min_count={min_count}: must be at least 1")
+    check_fractions(split, valid, test)
+    tell = progress or (lambda phase, done: None)
+    if out.exists():
+        raise OutputError(f"{out} exists already: choose another directory, or remove it first")
+    log = open_log(kind, list_files(input), config)
+    with new_directory(out) as directory:
+        work = directory / "work"
+        running = connect(engine, memory_limit, work)
+        try:
+            job = _Job(running, log, directory, work, on_error == "skip", tell)
+            rows = job.read_in_order()
+            splits = job.split(rows, split, valid, test, seed)
+            schema = job.count(rows, splits, min_count)
+            files = job.write(rows, splits, schema)
+        finally:
+            running.close()
+        rmtree(work)
+        samples = {name: sum(_num_rows(path) for path in files[name]) for name in SPLITS}
+        options = {"min_count": min_count, "split": split, "valid": valid, "test": test, "seed": seed}
+        source = {
+            "kind": kind,
+            "input": [str(file.path) for file in log.files],
+            "options": {**options, "on_error": on_error, "memory_limit": memory_limit},
+            "engine": engine,
+            "hotrows": hotrows.__version__,
+            "rows_read": job.num_read,
+            "rows_skipped": {skipped.reason: skipped.num_rows for skipped in job.skipped},
+        }
+        described = {"dense": list(schema.dense), "categorical": [asdict(column) for column in schema.categorical]}
+        shards = {
+            name: {
+                "num_samples": samples[name],
+                "files": [path.relative_to(directory).as_posix() for path in files[name]],
+            }
+            for name in SPLITS
+        }
+        tell("finishing", 0.0)
+        write_description(directory, {"name": log.name, "schema": described, "splits": shards, "source": source})
+    tell("finishing", 1.0)
+    return PrepareReport(
+        name=log.name,
+        out=out,
+        num_rows=job.num_read,
+        skipped=tuple(job.skipped),
+        num_ids={column.name: column.num_ids for column in schema.categorical},
+        num_samples=samples,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def open_log(kind: str, paths: tuple[Path, ...], config: Path | None) -> Log:
+    """Look at the first lines and say how to read the rest."""
+    from hotrows.data.prepare import avazu, criteo, table, taobao
+
+    if kind == "table":
+        if config is None:
+            raise ValueError("table needs a config: a TOML file that names label, categorical and dense columns")
+        return table.table(paths, config)
+    formats = {"criteo": criteo.criteo, "avazu": avazu.avazu, "taobao": taobao.taobao}
+    if kind not in formats:
+        raise ValueError(f"unknown kind of log {kind!r}; known: {', '.join(KINDS)}")
+    return formats[kind](paths)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Usable rows in the order of time, as Parquet, and where the last file of the log begins in them."""
+
+    parts: tuple[Path, ...]
+    num_rows: int
+    last_file: int
+
+
+class _Job:
+    """The phases of one run, which share the engine, the log and a place to work in."""
+
+    def __init__(self, engine: Engine, log: Log, directory: Path, work: Path, skip: bool, tell: Progress) -> None:
+        self.engine = engine
+        self.log = log
+        self.directory = directory
+        self.work = work
+        self.skip = skip
+        self.tell = tell
+        self.skipped: list[Skipped] = []
+        self.num_read = 0
+
+    def read_in_order(self) -> _Rows:
+        """Read every file, check every row, and leave out the bad ones or stop at the first."""
+        parts: list[Path] = []
+        num_good = num_bad = last_file = 0
+        for number, file in enumerate(self.log.files):
+            self.tell("reading", number / len(self.log.files))
+            found, rejected_lines = self._read_file(file, number)
+            num_rows = sum(_num_rows(path) for path in found)
+            bad = self._check(found, file, rejected_lines) if num_rows else 0
+            self.num_read += num_rows
+            last_file = num_good
+            num_good += num_rows - bad
+            num_bad += bad
+            parts += found
+        if num_good == 0:
+            raise BadInputError(self.log.files[0].path, "no usable row", "a log with at least one good row")
+        if num_bad or (self.log.time and not is_sorted(parts, self.log.time)):
+            good = expressions.without_problems(self.engine.table(parts, self.log.columns), self.log)
+            order = [self.log.time, "row"] if self.log.time else ["row"]
+            parts = list(self.engine.store(good, self.work / "ordered", order))
+        self.tell("reading", 1.0)
+        return _Rows(tuple(parts), num_good, last_file)
+
+    def split(self, rows: _Rows, kind: str, valid: float, test: float, seed: int) -> Splits:
+        if kind == "random":
+            return at_random(rows.num_rows, valid, test, seed)
+        if kind == "time":
+            return by_time(rows.num_rows, valid, test)
+        if self.log.day is None:
+            if len(self.log.files) < 2:
+                raise ValueError(
+                    f"split='day' needs a directory of days, or a log with a time: {self.log.files[0].path} is one "
+                    "file without; use split='time'"
+                )
+            return before(rows.last_file, rows.num_rows, round(rows.num_rows * valid))
+        table = self.engine.table(rows.parts, self.log.columns)
+        days = table.select("row", day=self.log.day(table)).group_by("day").aggregate(first=ibis._.row.min())
+        last_day = self.engine.fetch(days.order_by(ibis.desc("day")).limit(1))["first"]
+        return before(last_day, rows.num_rows, round(rows.num_rows * valid))
+
+    def count(self, rows: _Rows, splits: Splits, min_count: int) -> Schema:
+        """Write the vocabulary of every table, from the training split alone."""
+        (self.directory / "vocabulary").mkdir()
+        table = self.engine.table(rows.parts, self.log.columns)
+        if self.log.history:
+            table = self._with_lookups(table, self.log.history, splits)
+        columns = []
+        for number, (name, make) in enumerate(self.log.categorical.items()):
+            self.tell("counting", number / len(self.log.categorical))
+            if self.log.history:
+                occurrences = table.select(value=name, weight="weight")
+            else:
+                training = table.filter(splits.contains("train", table.row))
+                occurrences = training.select(value=make(training), weight=ibis.literal(1))
+            path = self._vocabulary_path(name)
+            self.engine.write_vocabulary(occurrences, lambda table: expressions.vocabulary(table, min_count), path)
+            columns.append(Column(name, _num_rows(path)))
+        self.tell("counting", 1.0)
+        if self.log.history:
+            num_ids = {column.name: column.num_ids for column in columns}
+            for name, of in self.log.history.sequences.items():
+                columns.append(Column(name, num_ids[of], of, self.log.history.length))
+        return Schema(tuple(self.log.dense), tuple(columns))
+
+    def write(self, rows: _Rows, splits: Splits, schema: Schema) -> dict[str, tuple[Path, ...]]:
+        """Write the shards of every split."""
+        parts, columns = rows.parts, self.log.columns
+        order = ["label", *schema.dense, *(column.name for column in schema.categorical)]
+        encode = self._encode
+        if self.log.history:
+            # Histories reach across shards, so they are made for the whole log first.
+            self.tell("histories", 0.0)
+            table = encode(self.engine.table(parts, columns))
+            table = table.mutate(**expressions.past(table, self.log.history, "_user"))
+            parts = self.engine.store(table.select("row", *order), self.work / "samples", ["row"])
+            columns, encode = tuple(order), lambda table: table
+            self.tell("histories", 1.0)
+        files: dict[str, tuple[Path, ...]] = {}
+        rows_per_shard = self._rows_per_shard(schema)
+        # Splits that are ranges of rows are one query; drawn ones are filtered each by its own.
+        for together in [SPLITS] if splits.drawn is None else [(split,) for split in SPLITS]:
+
+            def build(table: Table, split: str = together[0]) -> Table:
+                chosen = table if splits.drawn is None else table.filter(splits.contains(split, table.row))
+                return encode(chosen).select("row", *order)
+
+            def tell(part: float, num_done: int = len(files), num: int = len(together)) -> None:
+                self.tell("writing", (num_done + part * num) / len(SPLITS))
+
+            targets = {self.directory / split: splits.rows[split] for split in together}
+            written = self.engine.write_shards(parts, columns, targets, build, rows_per_shard, tell)
+            files |= zip(together, written, strict=True)
+        if not files["train"]:
+            raise ValueError(f"{rows.num_rows} rows leave none for training: take smaller fractions for valid and test")
+        return files
+
+    def _read_file(self, file: LogFile, number: int) -> tuple[tuple[Path, ...], frozenset[int]]:
+        if file.delimiter is None:
+            return (file.path,), frozenset()
+        read = self.engine.read(file, self.log.columns, self.work / f"read-{number:05d}")
+        for rejected in read.rejected:
+            self._skip_or_stop(rejected.reason, rejected.expected, rejected.num_rows, file.path, rejected.line)
+            self.num_read += rejected.num_rows
+        return read.parts, read.rejected_lines
+
+    def _check(self, parts: Sequence[Path], file: LogFile, rejected_lines: frozenset[int]) -> int:
+        """How many rows of a file were read but cannot be used."""
+        table = self.engine.table(parts, self.log.columns)
+        if not self.engine.fetch(expressions.num_problems(table, self.log))["num_bad"]:
+            return 0
+        found = self.engine.fetch(expressions.problems(table, self.log))
+        num_bad = 0
+        for number, problem in enumerate(self.log.problems):
+            if num_rows := found[f"count_{number}"] or 0:
+                row = found[f"row_{number}"]
+                text = file.delimiter is not None
+                line = line_of_record(file.path, row, file.header, rejected_lines) if text else row + 1
+                self._skip_or_stop(problem.reason, problem.expected, num_rows, file.path, line)
+                num_bad += num_rows
+        return num_bad
+
+    def _skip_or_stop(self, reason: str, expected: str, num_rows: int, path: Path, line: int | None) -> None:
+        if not self.skip:
+            raise BadInputError(path, reason, expected, line)
+        self.skipped.append(Skipped(reason, num_rows, path, line, expected))
+
+    def _with_lookups(self, table: Table, history: History, splits: Splits) -> Table:
+        """The categories of all rows that training looks up, as `weight` how often."""
+        samples = expressions.values(table, self.log)
+        weight = expressions.lookups(samples, history, history.user, splits.contains("train", samples.row))
+        weighted = samples.select("row", *self.log.categorical, weight=weight)
+        parts = self.engine.store(weighted.filter(weighted.weight > 0), self.work / "weighted", ["row"])
+        return self.engine.table(parts)
+
+    def _encode(self, table: Table) -> Table:
+        vocabularies = {name: self.engine.lookup(self._vocabulary_path(name)) for name in self.log.categorical}
+        samples = expressions.values(table, self.log)
+        if self.log.history:
+            # Rare users share an id, not a history.
+            samples = samples.mutate(_user=samples[self.log.history.user])
+        return expressions.encode(samples, vocabularies)
+
+    def _vocabulary_path(self, table: str) -> Path:
+        return self.directory / "vocabulary" / f"{table}.parquet"
+
+    def _rows_per_shard(self, schema: Schema) -> int:
+        """Every shard joins the vocabularies anew: with large ones, larger shards."""
+        return max(ROWS_PER_SHARD, sum(schema.tables.values()) // 4)
+
+
+def _num_rows(path: Path) -> int:
+    import pyarrow.parquet as pq
+
+    return int(pq.read_metadata(path).num_rows)

@@ -1,0 +1,37 @@
+"""What `prepare` did: rows read and skipped, ids per column, samples per split."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Rows left out for one reason, and where the first of them is."""
+
+    reason: str
+    num_rows: int
+    path: Path
+    line: int | None
+    expected: str
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    name: str
+    out: Path
+    num_rows: int
+    skipped: tuple[Skipped, ...]
+    num_ids: dict[str, int]
+    num_samples: dict[str, int]
+    seconds: float
+
+    @property
+    def num_skipped(self) -> int:
+        return sum(skipped.num_rows for skipped in self.skipped)
+
+    def to_json(self) -> dict[str, Any]:
+        plain = asdict(self)
+        plain["out"] = str(self.out)
+        plain["skipped"] = [{**asdict(skipped), "path": str(skipped.path)} for skipped in self.skipped]
+        return plain

@@ -1,0 +1,47 @@
+"""Which rows train, validate and test: by time, by day, or drawn at random."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hotrows.data.prepare.expressions import split_of
+from hotrows.data.prepare.log import Expression
+from hotrows.data.schema import SPLITS
+
+KINDS = ("time", "day", "random")
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Rows of each split: a range of the log in order of time, and for a random split those of it that are drawn."""
+
+    rows: dict[str, range]
+    drawn: Callable[[Expression], Expression] | None = None
+
+    def contains(self, split: str, row: Expression) -> Expression:
+        rows = self.rows[split]
+        inside = (row >= rows.start) & (row < rows.stop)
+        return inside if self.drawn is None else inside & (self.drawn(row) == split)
+
+
+def check_fractions(kind: str, valid: float, test: float) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"unknown split {kind!r}; known: {', '.join(KINDS)}")
+    if not (0 <= valid < 1 and 0 <= test < 1 and valid + test < 1):
+        raise ValueError(f"valid={valid} and test={test}: both must be fractions that leave something for training")
+
+
+def by_time(num_rows: int, valid: float, test: float) -> Splits:
+    """The last fraction of the log is for testing, the fraction before it for validation."""
+    first_test = num_rows - round(num_rows * test)
+    return before(first_test, num_rows, round(num_rows * valid))
+
+
+def before(first_test: int, num_rows: int, num_valid: int) -> Splits:
+    first_valid = max(first_test - num_valid, 0)
+    ranges = (range(first_valid), range(first_valid, first_test), range(first_test, num_rows))
+    return Splits(dict(zip(SPLITS, ranges, strict=True)))
+
+
+def at_random(num_rows: int, valid: float, test: float, seed: int) -> Splits:
+    fractions = {"valid": valid, "test": test}
+    return Splits(dict.fromkeys(SPLITS, range(num_rows)), lambda row: split_of(row, fractions, seed))

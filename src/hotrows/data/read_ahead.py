@@ -1,0 +1,27 @@
+"""Results of a function for one item after the other, worked out ahead in threads."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def read_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Like `map`, in order. At most one result more than there are threads is under way or waits.
+
+    What the function raises is raised where its result was due. The threads end with the iterator.
+    """
+    todo = iter(items)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="hotrows-loader")
+    try:
+        under_way: deque[Future[Result]] = deque(pool.submit(function, item) for item in islice(todo, threads + 1))
+        while under_way:
+            result = under_way.popleft().result()
+            under_way.extend(pool.submit(function, item) for item in islice(todo, 1))
+            yield result
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,213 @@
+"""Parquet shards of a prepared data set: what is in them, and row groups read into blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from hotrows.data.block import Block, Int32, Int64, RaggedColumn
+from hotrows.data.schema import Column, Schema
+
+LABEL = "label"
+RARE = 0
+_TILE = 4096  # rows turned from columns at a time, so that what is written stays in the processor's cache
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    path: Path
+    number: int
+    num_rows: int
+    footer: pq.FileMetaData
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `start` to `stop` of a row group."""
+
+    group: RowGroup
+    start: int
+    stop: int
+
+
+def list_row_groups(paths: Sequence[Path], schema: Schema) -> list[RowGroup]:
+    """Read the footers, and check that every shard has the columns of the schema."""
+    groups = []
+    for path in paths:
+        try:
+            footer = pq.read_metadata(path)
+        except FileNotFoundError:
+            raise _missing(path) from None
+        except (OSError, pa.ArrowException) as error:
+            raise _damaged(path, error) from error
+        _check_columns(path, footer.schema.to_arrow_schema(), schema)
+        groups += [RowGroup(path, i, footer.row_group(i).num_rows, footer) for i in range(footer.num_row_groups)]
+    return groups
+
+
+class BlockReader:
+    """Reads pieces of row groups into blocks; may be used from several threads at once.
+
+    An id that the schema's table does not have becomes the id of rare values.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._columns = [LABEL, *schema.dense, *(c.name for c in schema.categorical)]
+
+    def read(self, pieces: Sequence[Piece], order: Int64 | None = None) -> Block:
+        """The samples of the pieces one after the other, or sample order[i] of these in place i."""
+        schema = self._schema
+        total = sum(piece.stop - piece.start for piece in pieces)
+        plain = () if schema.has_sequences else schema.categorical
+        # numpy only: its copies let other threads run and, unlike torch's, do not start threads of their own
+        rows = np.empty((total, len(plain) + len(schema.dense) + 1), dtype=np.int32)
+        ragged = _RaggedIds(schema.categorical) if schema.has_sequences else None
+        places = None if order is None else _inverse(order)
+        done = 0
+        for piece in pieces:
+            table = self._table(piece)
+            columns = [_known(_numbers(piece, table, c.name), c.num_ids) for c in plain]
+            columns += [_numbers(piece, table, name).view(np.int32) for name in (*schema.dense, LABEL)]
+            if ragged is not None:
+                ragged.add(piece, table)
+            stop = done + len(table)
+            _place(columns, rows[done:stop] if places is None else rows, None if places is None else places[done:stop])
+            done = stop
+        return Block(rows, len(schema.dense), None if ragged is None else ragged.finish(order))
+
+    def _table(self, piece: Piece) -> pa.Table:
+        group = piece.group
+        try:
+            with pq.ParquetFile(group.path, metadata=group.footer) as file:
+                # several of these run side by side, so each does with one thread
+                table = file.read_row_group(group.number, columns=self._columns, use_threads=False)
+        except FileNotFoundError:
+            raise _missing(group.path) from None
+        except (OSError, pa.ArrowException) as error:
+            raise _damaged(group.path, error) from error
+        return table.slice(piece.start, piece.stop - piece.start)
+
+
+class _RaggedIds:
+    """Any number of ids per sample and column."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        self._values: list[list[Int32]] = [[] for _ in columns]
+        self._lengths: list[list[Int64]] = [[] for _ in columns]
+
+    def add(self, piece: Piece, table: pa.Table) -> None:
+        for column, values, lengths in zip(self._columns, self._values, self._lengths, strict=True):
+            if column.max_length == 1:
+                found = _numbers(piece, table, column.name)
+                length = np.ones(len(found), dtype=np.int64)
+            else:
+                lists = table.column(column.name).combine_chunks()
+                if lists.null_count:
+                    raise _nulls(piece, column.name)
+                found, length = _array(piece, lists.flatten(), column.name), np.diff(_list_offsets(lists))
+                if length.max(initial=0) > column.max_length:
+                    raise ValueError(
+                        f"{piece.group.path}: a sample has {length.max()} ids in column {column.name!r}, "
+                        f"dataset.json says at most {column.max_length}"
+                    )
+            values.append(_known(found, column.num_ids))
+            lengths.append(length)
+
+    def finish(self, order: Int64 | None) -> tuple[RaggedColumn, ...]:
+        joined = [RaggedColumn.joined(v, n) for v, n in zip(self._values, self._lengths, strict=True)]
+        return tuple(joined if order is None else (column.reordered(order) for column in joined))
+
+
+def _place(columns: Sequence[Int32], rows: Int32, places: Int64 | None) -> None:
+    """Turn columns into rows, one after the other or in numbered places."""
+    turned = np.empty((_TILE, len(columns)), dtype=np.int32)
+    for start in range(0, len(columns[0]), _TILE):
+        stop = min(start + _TILE, len(columns[0]))
+        tile = turned[: stop - start]
+        for j, column in enumerate(columns):
+            tile[:, j] = column[start:stop]
+        if places is None:
+            rows[start:stop] = tile
+        else:
+            _elements(rows)[places[start:stop]] = _elements(tile)
+
+
+def _elements(rows: Int32) -> NDArray[np.void]:
+    """Each row as one element, which numpy copies at once."""
+    return rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
+
+
+def _numbers(piece: Piece, table: pa.Table, name: str) -> NDArray[Any]:
+    chunks = table.column(name)
+    return _array(piece, chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks(), name)
+
+
+def _array(piece: Piece, values: pa.Array, name: str) -> NDArray[Any]:
+    if values.null_count:
+        raise _nulls(piece, name)
+    # not to_numpy(), which imports pandas
+    array: NDArray[Any] = np.from_dlpack(values)
+    return array
+
+
+def _list_offsets(lists: Any) -> Int64:
+    offsets: Int64 = np.from_dlpack(lists.offsets).astype(np.int64)
+    return offsets
+
+
+def _known(ids: Int32, num_ids: int) -> Int32:
+    """The ids, those beyond the vocabulary replaced by the rare one."""
+    unsigned = ids.view(np.uint32)  # a negative id is a very large one
+    if unsigned.max(initial=0) < num_ids:
+        return ids
+    return np.where(unsigned < num_ids, ids, np.int32(RARE))
+
+
+def _inverse(order: Int64) -> Int64:
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return places
+
+
+def _check_columns(path: Path, found: pa.Schema, schema: Schema) -> None:
+    wanted = {LABEL: pa.float32(), **{name: pa.float32() for name in schema.dense}}
+    wanted |= {c.name: _id_type(c) for c in schema.categorical}
+    for name, kind in wanted.items():
+        if name not in found.names:
+            raise ValueError(
+                f"{path}: there is no column {name!r}; it does not fit its dataset.json, so prepare the data again"
+            )
+        if not _same_type(found.field(name).type, kind):
+            raise ValueError(f"{path}: column {name!r} is {found.field(name).type}, expected {kind}")
+
+
+def _id_type(column: Column) -> pa.DataType:
+    return pa.int32() if column.max_length == 1 else pa.list_(pa.int32())
+
+
+def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_list(wanted):  # how the values of a list are called differs between writers
+        return bool(pa.types.is_list(found) and found.value_type == wanted.value_type)
+    return bool(found == wanted)
+
+
+def _missing(path: Path) -> ValueError:
+    return ValueError(f"{path}: this shard is missing; prepare the data again, or copy the directory again")
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{path}: this shard cannot be read, it is truncated or damaged ({error}); "
+        "prepare the data again, or copy the directory again"
+    )
+
+
+def _nulls(piece: Piece, name: str) -> ValueError:
+    return ValueError(f"{piece.group.path}: column {name!r} has nulls, which a prepared data set does not have")

@@ -1,0 +1,51 @@
+"""The part of a split that one rank goes through, and how it is cut into batches."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Share:
+    """Samples `start` to `stop` of an epoch's order, in `num_batches` batches.
+
+    The shares of all ranks are disjoint and cover every sample, and all ranks have the same number of batches: where
+    one rank has a sample less and would end a batch early, it puts one sample of its last full batch into another.
+    (With batches of one sample, or fewer samples than ranks, that cannot be, and a rank may have a batch less.)
+    With `drop_last` every batch is full, and the samples that do not fill one on every rank are left out.
+    """
+
+    num_samples: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}, it must be 1 or more")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank is {self.rank} of {self.world_size}: it must be from 0 to world_size - 1")
+
+    @property
+    def start(self) -> int:
+        size, over = divmod(self.num_samples, self.world_size)
+        return self.rank * size + (0 if self.drop_last else min(self.rank, over))
+
+    @property
+    def stop(self) -> int:
+        size, over = divmod(self.num_samples, self.world_size)
+        return self.start + size + (0 if self.drop_last else int(self.rank < over))
+
+    @property
+    def num_batches(self) -> int:
+        if self.drop_last:
+            return self.num_samples // self.world_size // self.batch_size
+        largest = -(-self.num_samples // self.world_size)
+        return min(-(-largest // self.batch_size), self.stop - self.start)
+
+    def bound(self, batch: int) -> int:
+        """Where a batch begins, counted from `start`; the one before ends there."""
+        full = batch * self.batch_size
+        if self.drop_last:
+            return full
+        at_least_one_each = self.stop - self.start - (self.num_batches - batch)
+        return min(full, at_least_one_each)

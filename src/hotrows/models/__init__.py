@@ -1,0 +1,57 @@
+"""Models: what is trained on top of the embedding bags. None of them knows of caches."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hotrows.models.base import Model as Model
+from hotrows.models.dcn import DCN as DCN
+from hotrows.models.dcn import DCNv2 as DCNv2
+from hotrows.models.deepfm import DeepFM as DeepFM
+from hotrows.models.dlrm import DLRM as DLRM
+from hotrows.models.dlrm import SIZES
+from hotrows.models.wide_deep import WideDeep as WideDeep
+
+# Called with num_dense, num_features and perhaps dim and options of its own.
+MODELS: dict[str, Callable[..., Model]] = {
+    "dlrm": DLRM,
+    **{f"dlrm:{name}": partial(DLRM, **sizes._asdict()) for name, sizes in SIZES.items()},
+    "wide-deep": WideDeep,
+    "deepfm": DeepFM,
+    "dcn": DCN,
+    "dcn-v2": DCNv2,
+}
+
+
+def make_model(name: str, num_dense: int, num_features: int, dim: int | None = None, **options: Any) -> Model:
+    """A model by its name in MODELS, with first values from torch's random generator: seed that before.
+
+    Args:
+        num_dense, num_features: columns of `Batch.dense` and `Batch.ids`.
+        dim: width of its vectors; None for the model's own. The embedding bags need `model.embedding_dim`, which may
+            be more.
+        options: the model's own, such as `top=(512, 256)`.
+
+    Example::
+
+        torch.manual_seed(0)
+        model = make_model("dlrm:freqcache", num_dense=13, num_features=26)
+        bags = hotrows.EmbeddingBagCollection(tables, dim=model.embedding_dim)
+        logits = model(batch.dense, bags(batch.ids))
+    """
+    if name not in MODELS:
+        raise ValueError(f"model is {name!r}: known are {', '.join(MODELS)}")
+    build = MODELS[name]
+    known = [option for option in inspect.signature(build).parameters if option not in _SHAPES]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"model {name!r} has no option {option!r}: it has {', '.join(known) or 'none'}")
+    if dim is not None:
+        if not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"dim is {dim!r}, it must be a whole number from 1 up")
+        options["dim"] = dim
+    return build(num_dense, num_features, **options)
+
+
+_SHAPES = ("num_dense", "num_features", "dim")

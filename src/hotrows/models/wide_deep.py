@@ -1,0 +1,35 @@
+"""Wide & Deep: a linear model and an MLP side by side (Cheng et al. 2016)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hotrows.models.base import Model
+from hotrows.models.mlp import linear, mlp
+
+
+class WideDeep(Model):
+    """The wide part is one weight per id and per dense feature; the deep part an MLP over all vectors.
+
+    The wide weight of an id is the last number of its row, so rows have dim + 1: one table and one lookup for both
+    parts, and the weight's optimizer state travels with the row. Crossed columns are columns like all others: make
+    them when preparing the data.
+
+    Args:
+        dim: width of the vectors that the deep part sees.
+        hidden: hidden layers of the deep part.
+    """
+
+    def __init__(
+        self, num_dense: int, num_features: int, dim: int = 16, *, hidden: Sequence[int] = (1024, 512, 256)
+    ) -> None:
+        super().__init__(num_dense, num_features, dim + 1)
+        self.wide = linear(num_dense, 1) if num_dense else None
+        self.deep = mlp([num_dense + num_features * dim, *hidden, 1], last_relu=False)
+
+    def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
+        self.check(dense, embedded)
+        vectors, weights = embedded[..., :-1], embedded[..., -1]  # [B, F, dim], [B, F]
+        logits: Tensor = self.deep(torch.cat([dense, vectors.flatten(1)], dim=1)).squeeze(1) + weights.sum(1)
+        return logits if self.wide is None else logits + self.wide(dense).squeeze(1)

@@ -1,0 +1,86 @@
+"""How large a cache should be: for a wanted hit rate, or in a given memory."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hotrows.cache.capacity import cache_rows
+from hotrows.profile.miss_ratio import MissRatioCurve
+
+DEFAULT_HIT_RATE = 0.9
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A cache size, and what an LRU cache of it would do."""
+
+    rows: int
+    share: float  # of all rows
+    num_bytes: int
+    hit_rate: float  # of the distinct rows of a batch
+    reason: str
+
+    @property
+    def cache(self) -> str:
+        """As `--cache` and `EmbeddingBagCollection(cache=…)` take it."""
+        return str(self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cache_rows": self.rows,
+            "share_of_rows": self.share,
+            "bytes": self.num_bytes,
+            "hit_rate": self.hit_rate,
+            "reason": self.reason,
+        }
+
+
+def suggest(
+    curve: MissRatioCurve,
+    num_rows: int,
+    record_bytes: int,
+    *,
+    hit_rate: float | None = None,
+    memory: int | str | None = None,
+) -> Suggestion:
+    """The smallest cache with the wanted hit rate, or all that fits the memory; with both, the smaller of the two.
+
+    Args:
+        hit_rate: between 0 and 1; 0.9 if nothing is given. If no size reaches it (each row misses at its first use),
+            the smallest one that comes as close as any.
+        memory: in bytes, or as "2GB".
+        record_bytes: of a row with its optimizer state.
+    """
+    if hit_rate is not None and not 0 < hit_rate < 1:
+        raise ValueError(f"hit_rate is {hit_rate!r}, it must be between 0 and 1: 0.9 for 90%")
+    fits = None if memory is None else _rows_in(memory, num_rows, record_bytes)
+    if hit_rate is None and fits is not None:
+        rows, reason = fits, f"all that {_in_words(memory)} hold"
+    else:
+        rows, reason = _for_hit_rate(curve, hit_rate or DEFAULT_HIT_RATE)
+        if fits is not None and fits < rows:
+            rows, reason = fits, f"all that {_in_words(memory)} hold; {reason} needs {rows:,} rows"
+    rows = max(1, min(rows, num_rows))
+    return Suggestion(rows, rows / num_rows, rows * record_bytes, 1 - curve.at(rows), reason)
+
+
+def _for_hit_rate(curve: MissRatioCurve, wanted: float) -> tuple[int, str]:
+    best = 1 - curve.fewest
+    # the last rows of the curve bring next to nothing: stop a thousandth before its end
+    rows = curve.size_for(min(wanted, max(0.0, best - 0.001))) or curve.largest
+    if wanted <= best:
+        return rows, f"a hit rate of {wanted:.4g}"
+    return rows, f"the best hit rate, {best:.3f} ({wanted:.4g} is out of reach: every row misses at its first use)"
+
+
+def _rows_in(memory: int | str, num_rows: int, record_bytes: int) -> int:
+    if isinstance(memory, str) and not memory.strip().upper().endswith("B"):
+        raise ValueError(f'memory is {memory!r}, give bytes (2_000_000_000) or a text such as "2GB"')
+    if isinstance(memory, str):
+        return cache_rows(memory, num_rows, record_bytes)
+    if memory < record_bytes:
+        raise ValueError(f"memory is {memory} bytes, which is no room for a single row of {record_bytes} bytes")
+    return memory // record_bytes
+
+
+def _in_words(memory: int | str | None) -> str:
+    return memory if isinstance(memory, str) else f"{memory or 0:,} bytes"

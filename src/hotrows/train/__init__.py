@@ -1,0 +1,1 @@
+"""Training: from a run file to a trained, measured model."""

@@ -1,0 +1,88 @@
+"""What took how long: the three stages of training, in sums and, if wanted, as a timeline for Perfetto."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from hotrows.cache.group import RowGroup
+from hotrows.cache.lanes import Lane, Mark
+
+B = TypeVar("B")
+
+STAGES = ("load", "plan", "wait", "train")
+
+
+class Timeline:
+    """Seconds spent in each stage; with `keep`, every span of time as well."""
+
+    def __init__(self, keep: bool = False) -> None:
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._keep = keep
+        self._start = time.perf_counter()
+        self._spans: list[tuple[str, str, float, float]] = []
+
+    @contextmanager
+    def span(self, name: str, stage: str | None = None) -> Iterator[None]:
+        """Time what is done inside; counted in a stage, if one is named."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            end = time.perf_counter()
+            if stage is not None:
+                self.seconds[stage] += end - begin
+            if self._keep:
+                self._spans.append((name, threading.current_thread().name, begin, end))
+
+    def timed(self, batches: Iterable[B], name: str, stage: str) -> Iterator[B]:
+        """The same batches, the waiting for each of them timed."""
+        waiting = iter(batches)
+        while True:
+            with self.span(name, stage):
+                try:
+                    batch = next(waiting)
+                except StopIteration:
+                    return
+            yield batch
+
+    def watch(self, group: RowGroup) -> None:
+        """Keep the moves of a group as well. On a GPU these are the moments they are queued."""
+        if self._keep:
+            group.move_lane = _WatchedLane(group.move_lane, self)
+
+    def write(self, path: Path) -> None:
+        """Write the spans in the trace event format, which Perfetto and chrome://tracing open."""
+        threads = {name: i for i, name in enumerate(dict.fromkeys(thread for _, thread, _, _ in self._spans))}
+        events = [
+            {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": name}}
+            for name, tid in threads.items()
+        ]
+        for name, thread, begin, end in self._spans:
+            events.append(
+                {
+                    "name": name,
+                    "ph": "X",
+                    "pid": 1,
+                    "tid": threads[thread],
+                    "ts": (begin - self._start) * 1e6,
+                    "dur": (end - begin) * 1e6,
+                }
+            )
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+class _WatchedLane:
+    def __init__(self, lane: Lane, timeline: Timeline) -> None:
+        self._lane = lane
+        self._timeline = timeline
+
+    def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+        def timed() -> None:
+            with self._timeline.span("move"):
+                work()
+
+        return self._lane.submit(timed, after)

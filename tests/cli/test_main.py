@@ -1,0 +1,94 @@
+"""The program as a user calls it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hotrows.cli.main import app
+from hotrows.data.sample import write_criteo_log
+
+
+def call(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def last_line(result: Result) -> dict[str, object]:
+    found: dict[str, object] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("log")
+    write_criteo_log(directory / "log.txt", 4000, seed=1)
+    call("prepare", "criteo", directory / "log.txt", "--out", directory / "data")
+    return directory / "data"
+
+
+TRAIN = ("--model", "dlrm:rmc2", "--dim", "4", "--batch-size", "128", "--device", "cpu", "--json")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+def test_a_log_becomes_a_model_that_is_the_same_in_any_cache(data: Path, tmp_path: Path, optimizer: str) -> None:
+    found = [
+        last_line(
+            call("train", "--data", data, "--cache", cache, "--optimizer", optimizer, "--lr", "0.05", "--out",
+                 tmp_path / cache, *TRAIN)
+        )
+        for cache in ("100%", "5%")
+    ]  # fmt: skip
+    for key in ("steps", "train", "valid", "test"):
+        assert found[0][key] == found[1][key]
+    cache = found[1]["cache"]
+    assert isinstance(cache, dict)
+    assert set(cache) >= {"rows", "hit_rate", "bytes_in", "bytes_out"}
+    again = last_line(call("evaluate", tmp_path / "5%", "--json"))
+    assert again["test"] == found[1]["test"]
+
+
+def test_a_run_file_and_options_over_it(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(f'data = "{data}"\ndevice = "cpu"\n[model]\nname = "deepfm"\ndim = 4\n[train]\nmax_steps = 3\n')
+    summary = last_line(call("train", run, "--out", tmp_path / "out", "--max-steps", "2", "--trace", "--json"))
+    assert (summary["model"], summary["steps"]) == ("deepfm", 2)
+    assert (tmp_path / "out" / "trace.json").exists()
+
+
+def test_profile_prints_and_writes(data: Path, tmp_path: Path) -> None:
+    result = call("profile", data, "--batch-size", "128", "--hit-rate", "0.5", "--out", tmp_path, "--json")
+    found = last_line(result)
+    assert set(found) >= {"deduplication", "miss_ratio", "suggestion"}
+    assert (tmp_path / "profile.png").stat().st_size > 1000
+    assert json.loads((tmp_path / "profile.json").read_text()) == found
+
+
+def test_doctor_tells_what_there_is() -> None:
+    found = last_line(call("doctor", "--json"))
+    assert found["uses"]
+    assert "PyTorch" in call("doctor").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train",), "data: name a prepared directory"),
+        (("train", "--data", "nowhere", "--device", "cpu"), "nowhere"),
+        (("train", "missing.toml"), "there is no such file"),
+        (("evaluate", "nowhere"), "is not a run directory"),
+        (("prepare", "criteo", "nowhere", "--out", "x"), "nowhere"),
+        (("profile", "synthetic:nothing"), "nothing"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: tuple[str, ...], message: str) -> None:
+    result = call(*arguments, code=2)
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["prepare", "profile", "train", "evaluate", "doctor"])
+def test_help_is_there(command: str) -> None:
+    assert "--help" in call(command, "--help").stdout

@@ -1,0 +1,176 @@
+"""What prepare says of logs that are not what they should be, and that it leaves nothing behind."""
+
+import errno
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hotrows.data.prepare import BadInputError, OutputError, prepare
+from hotrows.data.sample import write_avazu_log
+
+from .logs import criteo_line, read_split, write_lines
+
+GOOD = [criteo_line(row % 2, {1: row}, C1="a") for row in range(10)]
+
+
+def with_line(number: int, line: str) -> list[str]:
+    return [*GOOD[: number - 1], line, *GOOD[number:]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (with_line(4, "0\t1\t2"), r"log, line 4: too few fields; expected 40 fields, found 3"),
+        (with_line(5, GOOD[0] + "\tmore"), r"log, line 5: too many fields; expected 40 fields"),
+        (with_line(6, criteo_line(0, {3: "seven"})), r"log, line 6: I3 is not a number; expected a number in I3"),
+        (with_line(7, criteo_line("x")), r"log, line 7: label is not a number"),
+        (with_line(7, criteo_line(2)), r"log, line 7: label is neither 0 nor 1; expected label 0 or 1"),
+        (with_line(3, criteo_line("")), r"log, line 3: label is neither 0 nor 1"),
+        (with_line(8, criteo_line(1, {2: "inf"})), r"log, line 8: I2 is infinite"),
+        ([GOOD[0], "", *with_line(5, criteo_line(2))], r"log, line 7: label is neither"),
+        ([line.replace("\t", ",") for line in GOOD], r"log, line 1: no '\\t' in .*; expected label, 13 integers"),
+        ([""], r"log, line 1: the first line is empty"),
+    ],
+)
+def test_bad_line_is_named(lines: list[str], message: str, tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log", lines)
+    with pytest.raises(BadInputError, match=message):
+        prepare("criteo", log, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_skip_counts_by_reason(tmp_path: Path) -> None:
+    lines = [*GOOD, "0\t1", criteo_line(5), "0", criteo_line(0, {1: "x"}), *GOOD]
+    report = prepare("criteo", write_lines(tmp_path / "log", lines), tmp_path / "out", on_error="skip", test=0.5)
+    assert report.num_rows == 24
+    assert {skipped.reason: (skipped.num_rows, skipped.line) for skipped in report.skipped} == {
+        "too few fields": (2, 11),
+        "I1 is not a number": (1, 14),
+        "label is neither 0 nor 1": (1, 12),
+    }
+    assert sum(report.num_samples.values()) == 20
+    assert read_split(tmp_path / "out", "test")["label"].to_pylist() == [0.0, 1.0] * 5
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def truncated_gzip(path: Path) -> None:
+    data = gzip.compress("".join(line + "\n" for line in GOOD * 1_000).encode(), compresslevel=0)
+    path.write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [(empty, "the file is empty"), (truncated_gzip, r"log.gz, line [\d,]+: the compressed file breaks off")],
+)
+def test_broken_files(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    damage(tmp_path / "log.gz")
+    with pytest.raises(BadInputError, match=message):
+        prepare("criteo", tmp_path / "log.gz", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no such file"):
+        prepare("criteo", tmp_path / "log", tmp_path / "out")
+
+
+def test_only_bad_rows(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log", [criteo_line(3)] * 3)
+    with pytest.raises(BadInputError, match="no usable row"):
+        prepare("criteo", log, tmp_path / "out", on_error="skip")
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_column_and_wrong_delimiter_of_a_header(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    write_avazu_log(log, 20)
+    text = log.read_text()
+    log.write_text(text.replace("device_ip", "address", 1))
+    with pytest.raises(BadInputError, match=r"log.csv, line 1: no column device_ip; expected a header with it; it has"):
+        prepare("avazu", log, tmp_path / "out")
+    log.write_text(text.replace(",", ";"))
+    with pytest.raises(BadInputError, match=r"line 1: no ',' in"):
+        prepare("avazu", log, tmp_path / "out")
+    log.write_text(text.splitlines()[0] + "\n")
+    with pytest.raises(BadInputError, match="no rows after the header"):
+        prepare("avazu", log, tmp_path / "out")
+    lines = text.splitlines()
+    lines[5] = lines[5].replace(",141021", ",14-102", 1)
+    with pytest.raises(BadInputError, match="line 6: hour is not YYMMDDHH"):
+        prepare("avazu", write_lines(log, lines), tmp_path / "out")
+
+
+def test_unknown_behavior(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log.csv", ["1,2,3,pv,1511544070", "1,2,3,stare,1511544071"])
+    with pytest.raises(BadInputError, match="line 2: unknown behavior; expected behavior pv, cart, fav, buy"):
+        prepare("taobao", log, tmp_path / "out")
+
+
+def test_parquet_cut_short_or_without_a_column(tmp_path: Path) -> None:
+    config = tmp_path / "columns.toml"
+    config.write_text('label = "y"\ncategorical = ["c"]\n')
+    log = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"y": [0, 1], "d": ["a", "b"]}), log)
+    with pytest.raises(BadInputError, match=r"no column c; expected one of y, d"):
+        prepare("table", log, tmp_path / "out", config=config)
+    pq.write_table(pa.table({"y": ["no", "yes"], "c": ["a", "b"]}), log)
+    with pytest.raises(BadInputError, match="column y is string; expected numbers"):
+        prepare("table", log, tmp_path / "out", config=config)
+    log.write_bytes(log.read_bytes()[:-20])
+    with pytest.raises(BadInputError, match="expected a complete Parquet file"):
+        prepare("table", log, tmp_path / "out", config=config)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("label = ", "columns.toml: "),
+        ('label = "y"', "no categorical"),
+        ('label = "y"\ncategorical = ["c"]\nlable = 1', "unknown setting 'lable'; expected one of label, categorical"),
+        ('label = "y"\ncategorical = "c"', "categorical is 'c'; expected a list"),
+    ],
+)
+def test_bad_config(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "columns.toml").write_text(text)
+    log = write_lines(tmp_path / "log.csv", ["y,c", "0,a"])
+    with pytest.raises(BadInputError, match=message):
+        prepare("table", log, tmp_path / "out", config=tmp_path / "columns.toml")
+
+
+def test_existing_directory_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    with pytest.raises(OutputError, match="exists already"):
+        prepare("criteo", write_lines(tmp_path / "log", GOOD), tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hotrows.data.prepare.pipeline.write_description", full)
+    with pytest.raises(OutputError, match="is full"):
+        prepare("criteo", write_lines(tmp_path / "log", GOOD), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "crito"}, {"engine": "polars"}, {"split": "week"}, {"test": 1.5}, {"valid": 0.6, "test": 0.4},
+        {"on_error": "ignore"}, {"min_count": 0}, {"kind": "table"}, {"split": "day"}, {"memory_limit": "plenty"},
+    ],
+)  # fmt: skip
+def test_wrong_options(wrong: dict[str, object], tmp_path: Path) -> None:
+    options = {"kind": "criteo", **wrong}
+    with pytest.raises(ValueError, match=r"known|fraction|leave|must|needs|memory_limit"):
+        prepare(input=write_lines(tmp_path / "log", GOOD), out=tmp_path / "out", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,134 @@
+"""Whole runs on synthetic data: the same result in any cache, and everything that a run leaves behind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotrows.models import MODELS
+from hotrows.train.config import RunConfig, from_dict
+from hotrows.train.run import Run, evaluate_run, run
+
+DATA = "synthetic:criteo-kaggle?scale=0.001&samples=6000&seed=3"
+
+
+def train(out: Path, trace: bool = False, **changes: Any) -> Run:
+    content: dict[str, Any] = {
+        "data": DATA,
+        "out": str(out),
+        "device": "cpu",
+        "model": {"name": "dlrm:rmc2", "dim": 4},
+        "optimizer": {"name": "adagrad", "lr": 0.05},
+        "dense_optimizer": {"name": "adam", "lr": 0.003},
+        "train": {"batch_size": 256, "log_every": 5},
+    }
+    for key, value in changes.items():
+        content[key] = {**content.get(key, {}), **value} if isinstance(value, dict) else value
+    return run(from_dict(RunConfig, content, "test"), trace=trace, progress=False)
+
+
+def measured(finished: Run) -> dict[str, Any]:
+    return {key: finished.summary[key] for key in ("steps", "train", "valid", "test")}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row-wise-adagrad", "adam"])
+def test_the_same_in_every_digit_whatever_the_cache(tmp_path: Path, optimizer: str) -> None:
+    rows = {"name": optimizer, "lr": 0.05}
+    whole = train(tmp_path / "whole", strategy="device", optimizer=rows)
+    for size in ("100%", "5%", 2000):
+        cached = train(tmp_path / f"cached{size}", optimizer=rows, cache={"size": size})
+        assert measured(cached) == measured(whole)
+
+
+@pytest.mark.parametrize("model", sorted(set(MODELS) - {name for name in MODELS if name.startswith("dlrm:")}))
+def test_every_model_trains_and_is_the_same_in_a_cache(tmp_path: Path, model: str) -> None:
+    changes: dict[str, Any] = {"model": {"name": model, "dim": 4}, "data": DATA.replace("6000", "12000")}
+    whole = train(tmp_path / "whole", strategy="device", **changes)
+    assert measured(train(tmp_path / "cached", cache={"size": "10%"}, **changes)) == measured(whole)
+    assert whole.summary["test"]["auc"] > 0.55
+
+
+def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
+    finished = train(tmp_path / "run", trace=True, train={"eval_every": 10})
+    directory = finished.directory
+    names = {path.name for path in directory.iterdir()}
+    assert names >= {
+        "config.json", "environment.json", "metrics.jsonl", "summary.json", "cache.json", "report.html", "trace.json",
+        "tensorboard", "model.pt",
+    }  # fmt: skip
+    assert json.loads((directory / "summary.json").read_text()) == finished.summary
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["kind"] == "train"]
+    assert trained[-1]["step"] == finished.summary["steps"]
+    assert sum(line["bytes_in"] for line in trained) <= finished.summary["cache"]["bytes_in"]
+    assert set(trained[0]["stages"]) == {"load", "plan", "wait", "train"}
+    assert [line["step"] for line in lines if line["kind"] == "valid"][:2] == [10, 20]
+    cache = json.loads((directory / "cache.json").read_text())
+    assert cache["used"] == sum(table["cached"] for table in cache["tables"]) <= cache["slots"]
+    events = json.loads((directory / "trace.json").read_text())["traceEvents"]
+    spans = {event["name"] for event in events if event["ph"] == "X"}
+    assert spans >= {"load", "plan", "train", "forward", "backward", "move"}
+    assert len({event["tid"] for event in events}) >= 2
+
+
+def test_a_run_can_be_evaluated_again(tmp_path: Path) -> None:
+    finished = train(tmp_path / "run", optimizer={"name": "adam"})
+    assert evaluate_run(finished.directory)["test"] == finished.summary["test"]
+    valid = evaluate_run(finished.directory, split="valid")
+    assert valid["valid"] == finished.summary["valid"]
+    with pytest.raises(ValueError, match="is not a run directory"):
+        evaluate_run(tmp_path)
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"train": {"shuffle": True, "epochs": 2}}
+    first, second = train(tmp_path / "a", **changes), train(tmp_path / "b", **changes)
+    other = train(tmp_path / "c", seed=1, **changes)
+    assert measured(first) == measured(second)
+    assert measured(first) != measured(other)
+    assert first.summary["steps"] == 2 * train(tmp_path / "d").summary["steps"]
+
+
+def test_ctrl_c_ends_cleanly_with_everything_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hotrows.train.trainer import Trainer
+
+    step = Trainer._step
+    done = []
+
+    def interrupted(self: Trainer, batch: Any) -> Any:
+        if len(done) == 7:
+            raise KeyboardInterrupt
+        done.append(batch)
+        return step(self, batch)
+
+    monkeypatch.setattr(Trainer, "_step", interrupted)
+    finished = train(tmp_path / "run")
+    assert finished.summary["interrupted"]
+    assert finished.summary["steps"] == 7
+    assert (finished.directory / "report.html").exists()
+    monkeypatch.setattr(Trainer, "_step", step)
+    shorter = train(tmp_path / "shorter", train={"max_steps": 7})
+    assert evaluate_run(finished.directory)["test"] == shorter.summary["test"]
+
+
+def test_learning_rates_follow_the_schedule(tmp_path: Path) -> None:
+    finished = train(tmp_path / "run", schedule={"warmup_steps": 5, "decay": "cosine"}, train={"log_every": 1})
+    lines = [json.loads(line) for line in (finished.directory / "metrics.jsonl").read_text().splitlines()]
+    rates = [line["lr"] for line in lines if line["kind"] == "train"]
+    assert rates[0] < rates[3] > rates[-1]
+
+
+def test_bad_runs_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(ValueError, match="exists and is not empty"):
+        train(tmp_path / "full")
+    for changes, message in [
+        ({"strategy": "magic"}, "strategy is 'magic': known are device, lookahead"),
+        ({"data": "synthetic:nothing"}, "nothing"),
+        ({"train": {"precision": "bf16"}}, "precision is 'bf16', which is for CUDA"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            train(tmp_path / "bad", **changes)  # type: ignore[arg-type]
+        assert not (tmp_path / "bad").exists()
