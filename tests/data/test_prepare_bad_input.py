@@ -2,6 +2,8 @@
 
 import errno
 import gzip
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -160,6 +162,24 @@ def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OutputError, match="is full"):
         prepare("criteo", write_lines(tmp_path / "log", GOOD), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_killed_run_leaves_no_data_set_and_can_be_run_again(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log", GOOD * 5)
+    code = f"""if True:
+        import os
+        from pathlib import Path
+        from hotrows.data.prepare import prepare
+        def die(phase, done):
+            if phase == "writing":
+                os.kill(os.getpid(), 9)
+        prepare("criteo", Path({str(log)!r}), Path({str(tmp_path / "out")!r}), progress=die)
+    """
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert not (tmp_path / "out").exists()
+    assert len(list(tmp_path.iterdir())) == 2
+    prepare("criteo", log, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "out"]
 
 
 @pytest.mark.parametrize(

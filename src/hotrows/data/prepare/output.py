@@ -1,6 +1,7 @@
 """The prepared directory: made beside its place under another name, and renamed into it when whole."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -21,10 +22,15 @@ def new_directory(out: Path) -> Iterator[Path]:
     """A directory to fill, which becomes `out` at the end of the block, or vanishes if that fails."""
     if out.exists():
         raise OutputError(f"{out} exists already: choose another directory, or remove it first")
+    for left in out.parent.glob(f".{out.name}.unfinished-*"):
+        _remove_if_abandoned(left)
     unfinished = out.parent / f".{out.name}.unfinished-{uuid4().hex[:8]}"
     try:
         unfinished.mkdir(parents=True)
-        yield unfinished
+        with (unfinished / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield unfinished
+            (unfinished / "lock").unlink()
         os.rename(unfinished, out)
     except OSError as error:
         if isinstance(error, OutputError):
@@ -36,6 +42,16 @@ def new_directory(out: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _remove_if_abandoned(unfinished: Path) -> None:
+    """Remove what a killed run left behind; a living one holds its lock."""
+    try:
+        with (unfinished / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError:
+        pass
 
 
 def write_description(directory: Path, description: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ _REASONS = {
 }
 # Files that are read a few times and thrown away, and files that stay.
 _WORKING = "COMPRESSION uncompressed, WRITE_BLOOM_FILTER false, DICTIONARY_SIZE_LIMIT 4000"
-_FINAL = f"COMPRESSION zstd, WRITE_BLOOM_FILTER false, ROW_GROUP_SIZE {ROWS_PER_GROUP}"
+_FINAL = f"COMPRESSION lz4_raw, WRITE_BLOOM_FILTER false, ROW_GROUP_SIZE {ROWS_PER_GROUP}"
 
 
 class DuckDB:
