@@ -13,12 +13,13 @@ import hotrows
 from hotrows.batch import Jagged
 from hotrows.stores import Store
 
+# The numbers under the roots are kept away from zero, where rounding errors of a gradient would decide the step.
 OPTIMIZERS = {
     "sgd": lambda: hotrows.optim.SGD(lr=0.3),
     "sgd-decay": lambda: hotrows.optim.SGD(lr=0.3, weight_decay=0.05),
     "adagrad": lambda: hotrows.optim.Adagrad(lr=0.2, lr_decay=0.1, initial_accumulator_value=0.1),
-    "row-wise-adagrad": lambda: hotrows.optim.RowWiseAdagrad(lr=0.2),
-    "adam": lambda: hotrows.optim.Adam(lr=0.05, betas=(0.8, 0.95)),
+    "row-wise-adagrad": lambda: hotrows.optim.RowWiseAdagrad(lr=0.2, initial_accumulator_value=0.1),
+    "adam": lambda: hotrows.optim.Adam(lr=0.05, betas=(0.8, 0.95), eps=1e-2),
 }
 
 
@@ -290,7 +291,7 @@ def _torch_optimizer(name: str, weight: torch.nn.Parameter):
 
         return step
 
-    total = torch.zeros(weight.shape[0], 1)
+    total = torch.full((weight.shape[0], 1), 0.1)
 
     def formula(rows: Tensor, grads: Tensor) -> None:
         with torch.no_grad():
