@@ -10,7 +10,8 @@ from hotrows.batch import Jagged
 from hotrows.cache.group import Rows
 from hotrows.cache.policies import Policy
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
-from hotrows.nn.module import CachedModule, TableSet
+from hotrows.nn.module import CachedModule
+from hotrows.nn.tables import TableSet
 from hotrows.optim import RowOptimizer
 from hotrows.stores.memory import available_host_memory, require_memory
 from hotrows.table import Table
