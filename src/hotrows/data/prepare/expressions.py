@@ -72,12 +72,10 @@ def encode(samples: Table, vocabularies: Mapping[str, Table]) -> Table:
     """Replace the text of each of these columns by its id."""
     joined = samples
     for number, (name, known) in enumerate(vocabularies.items()):
-        side = known.filter(known.value.notnull()).select(**{f"value_{number}": known.value, f"id_{number}": known.id})
-        joined = joined.left_join(side, joined[name] == side[f"value_{number}"])
-    ids = {
-        name: ibis.ifelse(joined[name].isnull(), MISSING, joined[f"id_{number}"].coalesce(RARE)).cast("int32")
-        for number, name in enumerate(vocabularies)
-    }
+        # A missing value finds the row of `missing`, so that no engine carries the text through the other joins.
+        side = known.filter(known.id != RARE).select(**{f"value_{number}": known.value, f"id_{number}": known.id})
+        joined = joined.left_join(side, samples[name].identical_to(side[f"value_{number}"]))
+    ids = {name: joined[f"id_{number}"].coalesce(RARE).cast("int32") for number, name in enumerate(vocabularies)}
     return joined.select(**{name: ids.get(name, joined[name]) for name in samples.columns})
 
 

@@ -4,7 +4,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, cast
@@ -70,13 +70,14 @@ def line_of_record(path: Path, record: int, header: bool, left_out: frozenset[in
     return None
 
 
-def line_with_text(path: Path, text: str) -> int | None:
-    """The first line that is exactly this."""
+def lines_of_records(path: Path, records: Sequence[int], header: bool) -> list[int]:
+    """The lines of the records with these rising numbers, from 0; blank lines are no records."""
     with _open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if line.rstrip("\r\n") == text:
-                return number
-    return None
+        lines = (
+            number for number, line in enumerate(file, start=1) if not (header and number == 1) and line.strip("\r\n")
+        )
+        starts = [0, *(record + 1 for record in records)]
+        return [next(islice(lines, record - start, None)) for record, start in zip(records, starts, strict=False)]
 
 
 def last_readable_line(path: Path) -> int:

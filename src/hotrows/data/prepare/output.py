@@ -57,8 +57,10 @@ def _remove_if_abandoned(unfinished: Path) -> None:
 def write_description(directory: Path, description: dict[str, Any]) -> None:
     """Write `dataset.json`, the last file of a data set: with it the set is whole."""
     files = sorted(path for path in directory.rglob("*.parquet"))
-    checksums = {path.relative_to(directory).as_posix(): _checksum(path) for path in files}
-    text = json.dumps({"format": FORMAT, **description, "checksums": checksums}, indent=2) + "\n"
+    names = {path.relative_to(directory).as_posix(): path for path in files}
+    sizes = {name: path.stat().st_size for name, path in names.items()}
+    checksums = {name: _checksum(path) for name, path in names.items()}
+    text = json.dumps({"format": FORMAT, **description, "sizes": sizes, "checksums": checksums}, indent=2) + "\n"
     with (directory / "dataset.json").open("w") as file:
         file.write(text)
         file.flush()

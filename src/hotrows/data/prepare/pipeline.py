@@ -10,7 +10,7 @@ import ibis
 
 import hotrows
 from hotrows.data.prepare import expressions
-from hotrows.data.prepare.engines import Engine, connect
+from hotrows.data.prepare.engines import Engine, Part, connect
 from hotrows.data.prepare.errors import BadInputError, OutputError
 from hotrows.data.prepare.files import line_of_record, list_files
 from hotrows.data.prepare.log import History, Log, LogFile, Table
@@ -79,7 +79,7 @@ def prepare(
         finally:
             running.close()
         rmtree(work)
-        samples = {name: sum(_num_rows(path) for path in files[name]) for name in SPLITS}
+        samples = {name: sum(Part.of_file(path).num_rows for path in files[name]) for name in SPLITS}
         options = {"min_count": min_count, "split": split, "valid": valid, "test": test, "seed": seed}
         source = {
             "kind": kind,
@@ -128,9 +128,9 @@ def open_log(kind: str, paths: tuple[Path, ...], config: Path | None) -> Log:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Usable rows in the order of time, as Parquet, and where the last file of the log begins in them."""
+    """Usable rows in the order of time, and where the last file of the log begins in them."""
 
-    parts: tuple[Path, ...]
+    parts: tuple[Part, ...]
     num_rows: int
     last_file: int
 
@@ -150,12 +150,12 @@ class _Job:
 
     def read_in_order(self) -> _Rows:
         """Read every file, check every row, and leave out the bad ones or stop at the first."""
-        parts: list[Path] = []
+        parts: list[Part] = []
         num_good = num_bad = last_file = 0
         for number, file in enumerate(self.log.files):
             self.tell("reading", number / len(self.log.files))
             found, rejected_lines = self._read_file(file, number)
-            num_rows = sum(_num_rows(path) for path in found)
+            num_rows = sum(part.num_rows for part in found)
             bad = self._check(found, file, rejected_lines) if num_rows else 0
             self.num_read += num_rows
             last_file = num_good
@@ -164,10 +164,10 @@ class _Job:
             parts += found
         if num_good == 0:
             raise BadInputError(self.log.files[0].path, "no usable row", "a log with at least one good row")
-        if num_bad or (self.log.time and not is_sorted(parts, self.log.time)):
+        if num_bad or (self.log.time and not is_sorted(self.engine.scan(parts, self.log.time))):
             good = expressions.without_problems(self.engine.table(parts, self.log.columns), self.log)
             order = [self.log.time, "row"] if self.log.time else ["row"]
-            parts = list(self.engine.store(good, self.work / "ordered", order))
+            parts = list(self.engine.store(good, "ordered", order))
         self.tell("reading", 1.0)
         return _Rows(tuple(parts), num_good, last_file)
 
@@ -193,19 +193,19 @@ class _Job:
         (self.directory / "vocabulary").mkdir()
         table = self.engine.table(rows.parts, self.log.columns)
         if self.log.history:
-            table = self._with_lookups(table, self.log.history, splits)
-        columns = []
-        for number, (name, make) in enumerate(self.log.categorical.items()):
-            self.tell("counting", number / len(self.log.categorical))
-            if self.log.history:
-                occurrences = table.select(value=name, weight="weight")
-            else:
-                training = table.filter(splits.contains("train", table.row))
-                occurrences = training.select(value=make(training), weight=ibis.literal(1))
-            path = self._vocabulary_path(name)
-            self.engine.write_vocabulary(occurrences, lambda table: expressions.vocabulary(table, min_count), path)
-            columns.append(Column(name, _num_rows(path)))
-        self.tell("counting", 1.0)
+            samples = self._with_lookups(table, self.log.history, splits)
+        else:
+            training = table.filter(splits.contains("train", table.row))
+            texts = {name: make(training) for name, make in self.log.categorical.items()}
+            samples = training.select(**texts, weight=ibis.literal(1))
+        paths = {name: self._vocabulary_path(name) for name in self.log.categorical}
+        self.engine.write_vocabularies(
+            samples,
+            paths,
+            lambda occurrences: expressions.vocabulary(occurrences, min_count),
+            lambda done: self.tell("counting", done),
+        )
+        columns = [Column(name, Part.of_file(path).num_rows) for name, path in paths.items()]
         if self.log.history:
             num_ids = {column.name: column.num_ids for column in columns}
             for name, of in self.log.history.sequences.items():
@@ -222,7 +222,7 @@ class _Job:
             self.tell("histories", 0.0)
             table = encode(self.engine.table(parts, columns))
             table = table.mutate(**expressions.past(table, self.log.history, "_user"))
-            parts = self.engine.store(table.select("row", *order), self.work / "samples", ["row"])
+            parts = self.engine.store(table.select("row", *order), "samples", ["row"])
             columns, encode = tuple(order), lambda table: table
             self.tell("histories", 1.0)
         files: dict[str, tuple[Path, ...]] = {}
@@ -244,16 +244,16 @@ class _Job:
             raise ValueError(f"{rows.num_rows} rows leave none for training: take smaller fractions for valid and test")
         return files
 
-    def _read_file(self, file: LogFile, number: int) -> tuple[tuple[Path, ...], frozenset[int]]:
+    def _read_file(self, file: LogFile, number: int) -> tuple[tuple[Part, ...], frozenset[int]]:
         if file.delimiter is None:
-            return (file.path,), frozenset()
-        read = self.engine.read(file, self.log.columns, self.work / f"read-{number:05d}")
+            return (Part.of_file(file.path),), frozenset()
+        read = self.engine.read(file, self.log.columns, f"read_{number:05d}")
         for rejected in read.rejected:
             self._skip_or_stop(rejected.reason, rejected.expected, rejected.num_rows, file.path, rejected.line)
             self.num_read += rejected.num_rows
         return read.parts, read.rejected_lines
 
-    def _check(self, parts: Sequence[Path], file: LogFile, rejected_lines: frozenset[int]) -> int:
+    def _check(self, parts: Sequence[Part], file: LogFile, rejected_lines: frozenset[int]) -> int:
         """How many rows of a file were read but cannot be used."""
         table = self.engine.table(parts, self.log.columns)
         if not self.engine.fetch(expressions.num_problems(table, self.log))["num_bad"]:
@@ -279,8 +279,8 @@ class _Job:
         samples = expressions.values(table, self.log)
         weight = expressions.lookups(samples, history, history.user, splits.contains("train", samples.row))
         weighted = samples.select("row", *self.log.categorical, weight=weight)
-        parts = self.engine.store(weighted.filter(weighted.weight > 0), self.work / "weighted", ["row"])
-        return self.engine.table(parts)
+        parts = self.engine.store(weighted.filter(weighted.weight > 0), "weighted", ["row"])
+        return self.engine.table(parts, [*self.log.categorical, "weight"])
 
     def _encode(self, table: Table) -> Table:
         vocabularies = {name: self.engine.lookup(self._vocabulary_path(name)) for name in self.log.categorical}
@@ -296,9 +296,3 @@ class _Job:
     def _rows_per_shard(self, schema: Schema) -> int:
         """Every shard joins the vocabularies anew: with large ones, larger shards."""
         return max(ROWS_PER_SHARD, sum(schema.tables.values()) // 4)
-
-
-def _num_rows(path: Path) -> int:
-    import pyarrow.parquet as pq
-
-    return int(pq.read_metadata(path).num_rows)

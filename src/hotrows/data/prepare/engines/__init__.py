@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from hotrows.data.prepare.engines.base import Engine as Engine
+from hotrows.data.prepare.engines.base import Part as Part
 from hotrows.data.prepare.engines.base import Rejected as Rejected
 
 ENGINES = ("duckdb", "spark")

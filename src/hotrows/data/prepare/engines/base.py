@@ -1,17 +1,32 @@
-"""What an engine does: read a text file into Parquet, run an expression, write ordered Parquet.
+"""What an engine does: read a text file into rows that it keeps, run an expression, write ordered Parquet.
 
 Everything between reading and writing is Ibis expressions, the same for every engine. Rows are numbered by their
-position in ordered Parquet files, which costs nothing to know.
+position in what is kept in order, which costs nothing to know.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from hotrows.data.prepare.log import Expression, LogFile, Table
 
 ROWS_PER_GROUP = 65_536
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows in order: a Parquet file, or a table that the engine keeps under this name."""
+
+    place: Path | str
+    num_rows: int
+
+    @classmethod
+    def of_file(cls, path: Path) -> "Part":
+        return cls(path, int(pq.read_metadata(path).num_rows))
 
 
 @dataclass(frozen=True)
@@ -26,9 +41,9 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Read:
-    """A text file as Parquet, without the lines that were rejected."""
+    """A text file as rows, without the lines that were rejected."""
 
-    parts: tuple[Path, ...]
+    parts: tuple[Part, ...]
     rejected: tuple[Rejected, ...]
     rejected_lines: frozenset[int] = frozenset()
 
@@ -36,11 +51,14 @@ class Read:
 class Engine(Protocol):
     name: str
 
-    def read(self, file: LogFile, columns: Sequence[str], directory: Path) -> Read:
-        """Read the columns of a text file into Parquet files in this new directory, in the order of the lines."""
+    def read(self, file: LogFile, columns: Sequence[str], name: str) -> Read:
+        """Keep the columns of a text file under this new name, in the order of the lines."""
 
-    def table(self, parts: Sequence[Path], columns: Sequence[str] = (), rows: range | None = None) -> Table:
-        """Ordered Parquet files as one table, with the number of each row, int64, as column `row`."""
+    def table(self, parts: Sequence[Part], columns: Sequence[str], rows: range | None = None) -> Table:
+        """Parts as one table, with the number of each row, int64, as column `row`."""
+
+    def scan(self, parts: Sequence[Part], column: str) -> Iterator[pa.Array]:
+        """The values of one column in order."""
 
     def lookup(self, path: Path) -> Table:
         """A Parquet file as a table whose order does not matter."""
@@ -48,15 +66,25 @@ class Engine(Protocol):
     def fetch(self, expression: Expression) -> dict[str, Any]:
         """The one row of a small result."""
 
-    def store(self, expression: Table, directory: Path, order_by: Sequence[str]) -> tuple[Path, ...]:
-        """Write a table in this order, without its column `row`, to Parquet files in this new directory."""
+    def store(self, expression: Table, name: str, order_by: Sequence[str]) -> tuple[Part, ...]:
+        """Keep a table in this order, without its column `row`, under this new name."""
 
-    def write_vocabulary(self, occurrences: Table, build: Callable[[Table], Table], path: Path) -> None:
-        """Write what `build` makes of a table to one Parquet file, ordered by `id`; `build` is always the same."""
+    def write_vocabularies(
+        self,
+        samples: Table,
+        targets: Mapping[str, Path],
+        build: Callable[[Table], Table],
+        progress: Callable[[float], None],
+    ) -> None:
+        """Write what `build` makes of each of these columns to a Parquet file, ordered by `id`.
+
+        Args:
+            samples: these columns, and `weight`, how often a row counts; `build` gets them as `value` and `weight`.
+        """
 
     def write_shards(
         self,
-        parts: Sequence[Path],
+        parts: Sequence[Part],
         columns: Sequence[str],
         targets: Mapping[Path, range],
         build: Callable[[Table], Table],

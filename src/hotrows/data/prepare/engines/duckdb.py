@@ -1,14 +1,14 @@
 """Prepare on DuckDB: in this process, out of core under a memory limit."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import ibis
+import pyarrow as pa
+from ibis.backends.duckdb import Backend
 
-from hotrows.data.prepare.engines.base import ROWS_PER_GROUP, Read, Rejected
+from hotrows.data.prepare.engines.base import ROWS_PER_GROUP, Part, Read, Rejected
 from hotrows.data.prepare.errors import BadInputError, OutputError
 from hotrows.data.prepare.files import is_gzip, last_readable_line
 from hotrows.data.prepare.log import Expression, LogFile, Table
@@ -22,85 +22,85 @@ _REASONS = {
     "UNQUOTED VALUE": "a quote that does not end",
     "LINE SIZE OVER MAXIMUM": "a line too long",
 }
-# Files that are read a few times and thrown away, and files that stay.
-_WORKING = "COMPRESSION uncompressed, WRITE_BLOOM_FILTER false, DICTIONARY_SIZE_LIMIT 4000"
-_FINAL = f"COMPRESSION lz4_raw, WRITE_BLOOM_FILTER false, ROW_GROUP_SIZE {ROWS_PER_GROUP}"
+# Tasks that fill a row group of the table are not copied once more: about 120,000 lines of a click log.
+_BYTES_PER_TASK = 32_000_000
+_PARQUET = f"FORMAT parquet, COMPRESSION lz4_raw, WRITE_BLOOM_FILTER false, ROW_GROUP_SIZE {ROWS_PER_GROUP}"
 
 
 class DuckDB:
+    """Rows are kept in tables of a database in memory, which goes to the spill directory beyond the limit."""
+
     name = "duckdb"
 
     def __init__(self, memory_limit: str, work: Path) -> None:
         spill = work / "spill"
         spill.mkdir(parents=True)
-        self._ibis = ibis.duckdb.connect(memory_limit=memory_limit, temp_directory=str(spill))
+        self._ibis = Backend().connect(memory_limit=memory_limit, temp_directory=str(spill))
         self._connection: duckdb.DuckDBPyConnection = self._ibis.con
         self._connection.execute("SET enable_progress_bar = false")
-        self._vocabulary = ""
+        self._num_views = 0
 
-    def read(self, file: LogFile, columns: Sequence[str], directory: Path) -> Read:
-        directory.mkdir(parents=True)
-        target = directory / "part-00000.parquet"
+    def read(self, file: LogFile, columns: Sequence[str], name: str) -> Read:
         types = ", ".join(f"{_text(name)}: '{_SQL_TYPES[kind]}'" for name, kind in file.columns.items())
         quote = _text(file.quote)
         assert file.delimiter is not None
         source = (
             f"read_csv({_text(str(file.path))}, auto_detect = false, delim = {_text(file.delimiter)}, "
             f"header = {str(file.header).lower()}, quote = {quote}, escape = {quote}, columns = {{{types}}}, "
-            f"compression = '{'gzip' if is_gzip(file.path) else 'none'}', store_rejects = true, "
-            "rejects_table = 'rejects', rejects_scan = 'reject_scans')"
+            f"compression = '{'gzip' if is_gzip(file.path) else 'none'}', "
+            f"buffer_size = {_BYTES_PER_TASK}, store_rejects = true, rejects_table = 'rejects', "
+            "rejects_scan = 'reject_scans')"
         )
         chosen = ", ".join(_name(name) for name in columns)
         try:
-            self._copy(f"SELECT {chosen} FROM {source}", target, _WORKING)
+            self._run(f"CREATE TABLE {_name(name)} AS SELECT {chosen} FROM {source}")
         except (duckdb.IOException, duckdb.InvalidInputException) as error:
             if not is_gzip(file.path):
                 raise BadInputError(file.path, str(error), "a complete text file") from error
             line = last_readable_line(file.path)
             raise BadInputError(file.path, "the compressed file breaks off", "a complete .gz", line) from error
-        read = self._rejects(file, target)
+        rejected, lines = self._rejects(file)
         self._run("DROP TABLE rejects; DROP TABLE reject_scans")
-        return read
+        return Read(self._part(name), rejected, lines)
 
-    def table(self, parts: Sequence[Path], columns: Sequence[str] = (), rows: range | None = None) -> Table:
-        tables = []
-        first = 0
-        for part in parts:
-            num_rows = self._num_rows(part)
-            low, high = (rows.start - first, rows.stop - first) if rows is not None else (0, num_rows)
-            if low < num_rows and high > 0:
-                table = self._ibis.read_parquet(part, file_row_number=True)
-                # On the file's own row number, so that DuckDB skips the row groups outside.
-                if low > 0:
-                    table = table.filter(table.file_row_number >= low)
-                if high < num_rows:
-                    table = table.filter(table.file_row_number < high)
-                names = columns or [name for name in table.columns if name != "file_row_number"]
-                tables.append(table.select(*names, row=table.file_row_number + first))
-            first += num_rows
-        return reduce(lambda left, right: left.union(right), tables)
+    def table(self, parts: Sequence[Part], columns: Sequence[str], rows: range | None = None) -> Table:
+        return self._view(self._rows(parts, columns, rows))
+
+    def scan(self, parts: Sequence[Part], column: str) -> Iterator[pa.Array]:
+        found = self._connection.sql(f"SELECT {_name(column)} FROM ({self._rows(parts, [column], None)})")
+        for batch in found.to_arrow_reader(1 << 20):
+            yield batch.column(0)
 
     def lookup(self, path: Path) -> Table:
-        return self._ibis.read_parquet(path)
+        return self._view(f"SELECT * FROM read_parquet({_text(str(path))})")
 
     def fetch(self, expression: Expression) -> dict[str, Any]:
         return self._ibis.to_pyarrow(expression).to_pylist()[0]  # type: ignore[no-any-return]
 
-    def store(self, expression: Table, directory: Path, order_by: Sequence[str]) -> tuple[Path, ...]:
-        directory.mkdir(parents=True)
-        target = directory / "part-00000.parquet"
-        self._copy(self._ordered(expression, order_by), target, _WORKING)
-        return (target,)
+    def store(self, expression: Table, name: str, order_by: Sequence[str]) -> tuple[Part, ...]:
+        self._run(f"CREATE TABLE {_name(name)} AS {self._ordered(expression, order_by)}")
+        return self._part(name)
 
-    def write_vocabulary(self, occurrences: Table, build: Callable[[Table], Table], path: Path) -> None:
-        self._ibis.create_view("occurrences", occurrences, overwrite=True)
-        # Compiled once for all columns: with many of them Ibis would take longer than DuckDB.
-        self._vocabulary = self._vocabulary or self._ordered(build(self._ibis.table("occurrences")), ["id"])
-        self._copy(self._vocabulary, path, _FINAL)
+    def write_vocabularies(
+        self,
+        samples: Table,
+        targets: Mapping[str, Path],
+        build: Callable[[Table], Table],
+        progress: Callable[[float], None],
+    ) -> None:
+        self._ibis.create_view("_samples", samples)
+        query = ""
+        for number, (name, path) in enumerate(targets.items()):
+            progress(number / len(targets))
+            # The query is compiled once and reads a view, which is made anew for every column.
+            self._run(f"CREATE OR REPLACE VIEW _occurrences AS SELECT {_name(name)} AS value, weight FROM _samples")
+            query = query or self._ordered(build(self._ibis.table("_occurrences")), ["id"])
+            self._copy(query, path)
+        progress(1.0)
 
     def write_shards(
         self,
-        parts: Sequence[Path],
+        parts: Sequence[Part],
         columns: Sequence[str],
         targets: Mapping[Path, range],
         build: Callable[[Table], Table],
@@ -116,12 +116,11 @@ class DuckDB:
             shards: list[Path] = []
             for start in range(rows.start, rows.stop, rows_per_shard):
                 stop = min(start + rows_per_shard, rows.stop)
-                # The query is compiled once and reads a view, which is made anew for every shard.
-                self._ibis.create_view("shard", self.table(parts, columns, range(start, stop)), overwrite=True)
-                query = query or self._ordered(build(self._ibis.table("shard")), ["row"])
+                self._run(f"CREATE OR REPLACE VIEW _shard AS {self._rows(parts, columns, range(start, stop))}")
+                query = query or self._ordered(build(self._ibis.table("_shard")), ["row"])
                 path = directory / f"part-{len(shards):05d}.parquet"
-                self._copy(query, path, _FINAL)
-                if self._num_rows(path):
+                self._copy(query, path)
+                if Part.of_file(path).num_rows:
                     shards.append(path)
                 else:
                     path.unlink()
@@ -144,9 +143,40 @@ class DuckDB:
         order = ", ".join(_name(name) for name in order_by)
         return f"SELECT {kept} FROM ({self._ibis.compile(expression)}) ORDER BY {order}"
 
-    def _copy(self, query: str, target: Path, options: str) -> None:
+    def _rows(self, parts: Sequence[Part], columns: Sequence[str], rows: range | None) -> str:
+        """These columns of some rows, and `row`."""
+        names = ", ".join(_name(name) for name in columns)
+        queries = []
+        first = 0
+        for part in parts:
+            low, high = (rows.start - first, rows.stop - first) if rows is not None else (0, part.num_rows)
+            if low < part.num_rows and high > 0:
+                if isinstance(part.place, str):
+                    source, position = _name(part.place), "rowid"
+                else:
+                    path = _text(str(part.place))
+                    source, position = f"read_parquet({path}, file_row_number = true)", "file_row_number"
+                # On the position itself, so that DuckDB skips the row groups outside.
+                chosen = [f"{position} >= {low}"] * (low > 0) + [f"{position} < {high}"] * (high < part.num_rows)
+                where = f" WHERE {' AND '.join(chosen)}" if chosen else ""
+                queries.append(f"SELECT {names}, {position} + {first} AS row FROM {source}{where}")
+            first += part.num_rows
+        return " UNION ALL ".join(queries)
+
+    def _view(self, query: str) -> Table:
+        self._num_views += 1
+        name = f"_view_{self._num_views}"
+        self._run(f"CREATE VIEW {name} AS {query}")
+        return self._ibis.table(name)
+
+    def _part(self, name: str) -> tuple[Part, ...]:
+        found = self._connection.execute(f"SELECT count(*) FROM {_name(name)}").fetchone()
+        assert found is not None
+        return (Part(name, int(found[0])),)
+
+    def _copy(self, query: str, target: Path) -> None:
         # DuckDB keeps the order of the rows when it writes a single file, not when it writes several.
-        self._run(f"COPY ({query}) TO {_text(str(target))} (FORMAT parquet, {options})")
+        self._run(f"COPY ({query}) TO {_text(str(target))} ({_PARQUET})")
 
     def _run(self, sql: str) -> None:
         try:
@@ -156,7 +186,7 @@ class DuckDB:
                 raise OutputError(f"the disk is full: {error}") from error
             raise
 
-    def _rejects(self, file: LogFile, target: Path) -> Read:
+    def _rejects(self, file: LogFile) -> tuple[tuple[Rejected, ...], frozenset[int]]:
         # A short line is listed once for every field that it lacks.
         lines = """
             SELECT line, min_by(error_type, column_idx) AS error_type, min_by(column_name, column_idx) AS column_name,
@@ -181,12 +211,7 @@ class DuckDB:
         if rejected:
             few = self._connection.execute("SELECT DISTINCT line FROM rejects ORDER BY line LIMIT 1000000").fetchall()
             numbers = frozenset(line for (line,) in few)
-        return Read((target,), tuple(rejected), numbers)
-
-    def _num_rows(self, path: Path) -> int:
-        found = self._connection.execute(f"SELECT num_rows FROM parquet_file_metadata({_text(str(path))})").fetchone()
-        assert found is not None
-        return int(found[0])
+        return tuple(rejected), numbers
 
 
 def _text(value: str) -> str:

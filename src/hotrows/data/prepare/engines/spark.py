@@ -4,26 +4,30 @@ A session that is already there is used as it is; otherwise a local one is start
 """
 
 import re
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import ibis
+import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as spark_functions
+from pyspark.sql import Column, DataFrame, SparkSession, functions
 
-from hotrows.data.prepare.engines.base import ROWS_PER_GROUP, Read, Rejected
+from hotrows.data.prepare.engines.base import ROWS_PER_GROUP, Part, Read, Rejected
 from hotrows.data.prepare.errors import BadInputError, OutputError
-from hotrows.data.prepare.files import is_gzip, last_readable_line, line_with_text
+from hotrows.data.prepare.files import is_gzip, last_readable_line, lines_of_records
 from hotrows.data.prepare.log import Expression, LogFile, Table
 
 _BAD_LINE = "_bad_line"
+_GROUP = "_group"
 _SQL_TYPES = {"number": "DOUBLE", "text": "STRING"}
 
 
 class Spark:
+    """Rows are kept in Parquet files in the work directory."""
+
     name = "spark"
 
     def __init__(self, memory_limit: str, work: Path) -> None:
@@ -42,9 +46,10 @@ class Spark:
         # A line with too few fields is found only if all of its fields are parsed.
         self._session.conf.set("spark.sql.csv.parser.columnPruning.enabled", "false")
         self._ibis = ibis.pyspark.connect(self._session)
+        self._work = work
         self._num_views = 0
 
-    def read(self, file: LogFile, columns: Sequence[str], directory: Path) -> Read:
+    def read(self, file: LogFile, columns: Sequence[str], name: str) -> Read:
         types = ", ".join(f"{_name(name)} {_SQL_TYPES[kind]}" for name, kind in file.columns.items())
         assert file.delimiter is not None
         lines = self._session.read.csv(
@@ -57,41 +62,31 @@ class Spark:
             mode="PERMISSIVE",
             columnNameOfCorruptRecord=_BAD_LINE,
         )
-        read = directory / "lines"
         try:
-            parts = self._write(lines.select(*columns, _BAD_LINE), read)
+            parts = self._keep(lines.select(*columns, _BAD_LINE), f"{name}-lines")
         except Exception as error:
             if is_gzip(file.path) and ("EOFException" in str(error) or "ZlibDecompressor" in str(error)):
                 line = last_readable_line(file.path)
                 raise BadInputError(file.path, "the compressed file breaks off", "a complete .gz", line) from error
             raise
-        rejected = self._rejects(file, read)
+        numbered = self._numbered(parts, [*columns, _BAD_LINE])
+        rejected, rejected_lines = self._rejects(file, numbered.filter(f"{_BAD_LINE} IS NOT NULL"))
         if not rejected:
             return Read(parts, ())
-        good = self.table(parts)
-        good = good.filter(good[_BAD_LINE].isnull()).drop(_BAD_LINE)
-        return Read(self.store(good, directory / "rows", ["row"]), rejected)
+        good = numbered.filter(f"{_BAD_LINE} IS NULL").orderBy("row").select(*map(_name, columns))
+        return Read(self._keep(good, name), rejected, rejected_lines)
 
-    def table(self, parts: Sequence[Path], columns: Sequence[str] = (), rows: range | None = None) -> Table:
-        starts = []
-        first = 0
-        for part in parts:
-            starts.append((part.parent.name + "/" + part.name, first))
-            first += pq.read_metadata(part).num_rows
-        found = self._session.read.parquet(*(str(part) for part in parts))
-        names = list(columns or found.columns)
-        place = found.select(
-            *(spark_functions.col(_name(name)) for name in names),
-            spark_functions.regexp_extract("_metadata.file_path", "[^/]+/[^/]+$", 0).alias("_part"),
-            spark_functions.col("_metadata.row_index").alias("_index"),
-        )
-        offsets = self._session.createDataFrame(starts, "_part STRING, _first LONG")
-        numbered = place.join(spark_functions.broadcast(offsets), "_part").select(
-            *(spark_functions.col(_name(name)) for name in names), (place["_index"] + offsets["_first"]).alias("row")
-        )
+    def table(self, parts: Sequence[Part], columns: Sequence[str], rows: range | None = None) -> Table:
+        numbered = self._numbered(parts, columns)
         if rows is not None:
             numbered = numbered.filter((numbered["row"] >= rows.start) & (numbered["row"] < rows.stop))
         return self._view(numbered)
+
+    def scan(self, parts: Sequence[Part], column: str) -> Iterator[pa.Array]:
+        for part in parts:
+            with pq.ParquetFile(part.place) as file:
+                for batch in file.iter_batches(batch_size=1 << 20, columns=[column]):
+                    yield batch.column(0)
 
     def lookup(self, path: Path) -> Table:
         return self._view(self._session.read.parquet(str(path)))
@@ -99,31 +94,59 @@ class Spark:
     def fetch(self, expression: Expression) -> dict[str, Any]:
         return self._frame(expression).collect()[0].asDict()
 
-    def store(self, expression: Table, directory: Path, order_by: Sequence[str]) -> tuple[Path, ...]:
+    def store(self, expression: Table, name: str, order_by: Sequence[str]) -> tuple[Part, ...]:
         ordered = self._frame(expression).orderBy(*(_name(name) for name in order_by))
-        return self._write(ordered.drop("row"), directory)
+        return self._keep(ordered.drop("row"), name)
 
-    def write_vocabulary(self, occurrences: Table, build: Callable[[Table], Table], path: Path) -> None:
-        unfinished = path.with_suffix(".parts")
-        (part,) = self._write(self._frame(build(occurrences)).coalesce(1).sortWithinPartitions("id"), unfinished)
-        part.rename(path)
-        shutil.rmtree(unfinished)
+    def write_vocabularies(
+        self,
+        samples: Table,
+        targets: Mapping[str, Path],
+        build: Callable[[Table], Table],
+        progress: Callable[[float], None],
+    ) -> None:
+        progress(0.0)
+        vocabularies = [
+            self._frame(build(samples.select(value=name, weight="weight"))).withColumn(_GROUP, functions.lit(number))
+            for number, name in enumerate(targets)
+        ]
+        # One job for all: most of them are small.
+        found = self._write_groups(reduce(DataFrame.union, vocabularies), len(targets), "id", "vocabularies")
+        for number, path in enumerate(targets.values()):
+            found[number].rename(path)
+        progress(1.0)
 
     def write_shards(
         self,
-        parts: Sequence[Path],
+        parts: Sequence[Part],
         columns: Sequence[str],
         targets: Mapping[Path, range],
         build: Callable[[Table], Table],
         rows_per_shard: int,
         progress: Callable[[float], None],
     ) -> list[tuple[Path, ...]]:
-        written = []
-        for number, (directory, rows) in enumerate(targets.items(), start=1):
+        progress(0.0)
+        row = functions.col("row")
+        group = functions.lit(None)
+        first: dict[Path, int] = {}
+        num_groups = 0
+        for directory, rows in targets.items():
             directory.mkdir(parents=True)
-            samples = self._frame(build(self.table(parts, columns, rows)))
-            written.append(self._write_split(samples, rows, directory, rows_per_shard) if len(rows) else ())
-            progress(number / len(targets))
+            first[directory] = num_groups
+            place = functions.floor((row - rows.start) / rows_per_shard) + num_groups
+            group = functions.when((row >= rows.start) & (row < rows.stop), place).otherwise(group)
+            num_groups += -(-len(rows) // rows_per_shard)
+        samples = self._frame(build(self.table(parts, columns))).withColumn(_GROUP, group)
+        name = "shards-" + "-".join(directory.name for directory in targets)
+        found = self._write_groups(samples.filter(f"{_GROUP} IS NOT NULL"), num_groups, "row", name)
+        written = []
+        for directory, rows in targets.items():
+            last = first[directory] - (-len(rows) // rows_per_shard)
+            shards = [found[group] for group in range(first[directory], last) if group in found]
+            written.append(
+                tuple(path.rename(directory / f"part-{place:05d}.parquet") for place, path in enumerate(shards))
+            )
+        progress(1.0)
         return written
 
     def close(self) -> None:
@@ -139,54 +162,82 @@ class Spark:
         frame.createOrReplaceTempView(name)
         return self._ibis.table(name)
 
+    def _keep(self, frame: DataFrame, name: str) -> tuple[Part, ...]:
+        return tuple(Part.of_file(path) for path in self._write(frame, self._work / name))
+
     def _write(self, frame: DataFrame, directory: Path, partition_by: str | None = None) -> tuple[Path, ...]:
         try:
             writer = frame.write.option("parquet.block.row.count.limit", ROWS_PER_GROUP)
-            writer.parquet(str(directory), compression="zstd", partitionBy=partition_by)
+            writer.parquet(str(directory), compression="lz4_raw", partitionBy=partition_by)
         except Exception as error:
             if "No space left" in str(error):
                 raise OutputError(f"the disk of {directory} is full") from error
             raise
         return tuple(sorted(directory.glob("*.parquet")))
 
-    def _write_split(self, samples: DataFrame, rows: range, directory: Path, rows_per_shard: int) -> tuple[Path, ...]:
-        number = spark_functions.floor((spark_functions.col("row") - rows.start) / rows_per_shard)
-        num_shards = -(-len(rows) // rows_per_shard)
-        # Equal keys stay together when Spark partitions by range: one file for each shard.
-        ranged = samples.withColumn("_shard", number).repartitionByRange(num_shards, "_shard")
-        unfinished = directory / "parts"
-        self._write(ranged.sortWithinPartitions("_shard", "row").drop("row"), unfinished, partition_by="_shard")
-        found = {int(path.parent.name.removeprefix("_shard=")): path for path in unfinished.glob("_shard=*/*.parquet")}
-        shards = [
-            found[shard].rename(directory / f"part-{place:05d}.parquet") for place, shard in enumerate(sorted(found))
-        ]
-        shutil.rmtree(unfinished)
-        return tuple(shards)
+    def _write_groups(self, frame: DataFrame, num_groups: int, order_by: str, name: str) -> dict[int, Path]:
+        """One Parquet file for each `_GROUP` that has rows, in this order; without `_GROUP` and `row`."""
+        # Equal keys come into one partition, so each group is one file.
+        together = frame.repartition(num_groups, _GROUP).sortWithinPartitions(_GROUP, order_by).drop("row")
+        self._write(together, self._work / name, partition_by=_GROUP)
+        files = (self._work / name).glob(f"{_GROUP}=*/*.parquet")
+        return {int(path.parent.name.removeprefix(f"{_GROUP}=")): path for path in files}
 
-    def _rejects(self, file: LogFile, read: Path) -> tuple[Rejected, ...]:
-        bad = self._session.read.parquet(str(read)).filter(f"{_BAD_LINE} IS NOT NULL")
-        delimiter = re.escape(file.delimiter or "")
-        num_fields = spark_functions.size(spark_functions.split(_BAD_LINE, delimiter, -1))
-        reason = (
-            spark_functions.when(num_fields < len(file.columns), "too few fields")
-            .when(num_fields > len(file.columns), "too many fields")
-            .otherwise("not a number")
-        )
-        order = spark_functions.struct("_metadata.file_name", "_metadata.row_index")
+    def _numbered(self, parts: Sequence[Part], columns: Sequence[str]) -> DataFrame:
+        """These columns, and `row`."""
+        found = self._session.read.parquet(*(str(part.place) for part in parts))
+        index = functions.col("_metadata.row_index")
+        names = [functions.col(_name(name)) for name in columns]
+        if len(parts) == 1:
+            return found.select(*names, index.alias("row"))
+        paths = [Path(part.place) for part in parts]
+        starts = accumulate((part.num_rows for part in parts[:-1]), initial=0)
+        first = [(f"{path.parent.name}/{path.name}", start) for path, start in zip(paths, starts, strict=True)]
+        offsets = self._session.createDataFrame(first, "_part STRING, _first LONG")
+        part = functions.regexp_extract("_metadata.file_path", "[^/]+/[^/]+$", 0)
+        placed = found.select(*names, part.alias("_part"), index.alias("_index"))
+        joined = placed.join(functions.broadcast(offsets), "_part")
+        return joined.select(*names, (placed["_index"] + offsets["_first"]).alias("row"))
+
+    def _rejects(self, file: LogFile, bad: DataFrame) -> tuple[tuple[Rejected, ...], frozenset[int]]:
+        fields = functions.split(_BAD_LINE, re.escape(file.delimiter or ""), -1)
+        num_fields = functions.size(fields)
         found = (
-            bad.groupBy(reason.alias("reason"))
-            .agg(spark_functions.count("*").alias("num_rows"), spark_functions.min_by(_BAD_LINE, order).alias("text"))
+            bad.groupBy(_reason(file, fields).alias("reason"))
+            .agg(
+                functions.count("*").alias("num_rows"),
+                functions.min("row").alias("row"),
+                functions.min_by(num_fields, "row").alias("num_fields"),
+            )
+            .orderBy("row")
             .collect()
         )
+        if not found:
+            return (), frozenset()
+        records = [row["row"] for row in bad.select("row").orderBy("row").limit(1_000_000).collect()]
+        lines = dict(zip(records, lines_of_records(file.path, records, file.header), strict=True))
         rejected = []
         for row in found:
-            line = line_with_text(file.path, row["text"])
-            why, expected = row["reason"], f"{len(file.columns)} fields"
-            if why == "not a number":
-                names = [name for name, kind in file.columns.items() if kind == "number"]
-                expected = f"numbers in {', '.join(names)}"
-            rejected.append(Rejected(why, expected, row["num_rows"], line))
-        return tuple(sorted(rejected, key=lambda reject: reject.line or 0))
+            expected = f"{len(file.columns)} fields"
+            if row["reason"].endswith("not a number"):
+                expected = "a number in " + row["reason"].removesuffix(" is not a number")
+            elif row["reason"] == "too few fields" and row["num_rows"] == 1:
+                expected += f", found {row['num_fields']}"
+            rejected.append(Rejected(row["reason"], expected, row["num_rows"], lines.get(row["row"])))
+        return tuple(rejected), frozenset(lines.values())
+
+
+def _reason(file: LogFile, fields: Column) -> Column:
+    """Why a line is no row: the wrong number of fields, or the first that should be a number and is not."""
+    num_fields = functions.size(fields)
+    reason = functions.when(num_fields < len(file.columns), "too few fields")
+    reason = reason.when(num_fields > len(file.columns), "too many fields")
+    for place, (name, kind) in enumerate(file.columns.items()):
+        if kind == "number":
+            field = fields.getItem(place)
+            no_number = (field != "") & field.try_cast("double").isNull()
+            reason = reason.when(no_number, f"{name} is not a number")
+    return reason.otherwise("a field is not a number")
 
 
 def _java_size(memory_limit: str) -> str:
