@@ -1,4 +1,4 @@
-"""How many samples a second does the loader give, next to pandas on the same file?
+"""How many samples a second do the loader and prepare give, next to pandas on the same files?
 
 Makes a log of Criteo Kaggle's shape (13 numbers, 26 ids, from the synthetic data set), and goes through it once on two
 cores with each contestant, in its own process, from opening the files to the last batch of tensors:
@@ -8,7 +8,8 @@ cores with each contestant, in its own process, from opening the files to the la
 - pandas, raw log: `read_csv` of the same samples as Criteo's tab-separated text, ids as hexadecimal text, which it
   still has to number (`factorize`) each time.
 
-Memory is the largest resident size of the process above what it had after the imports.
+Memory is the largest resident size of the process above what it had after the imports. Before that comes prepare,
+as `benchmarks/prepare.py` compares it. The exit code is 1 if a wanted figure is missed.
 """
 
 import argparse
@@ -20,11 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 CORES = 2
+LEAST_SPEEDUP = 5.0
 NUM_DENSE, NUM_IDS = 13, 26
 DENSE = [f"I{i + 1}" for i in range(NUM_DENSE)]
 IDS = [f"C{i + 1}" for i in range(NUM_IDS)]
@@ -81,43 +83,80 @@ CONTESTANTS: dict[str, Callable[[Path, int, bool], Iterator[Any]]] = {
 }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=2_000_000)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1024, 8192])
     parser.add_argument("--repeats", type=int, default=3, help="the median counts")
+    parser.add_argument("--no-prepare", action="store_true", help="leave prepare out")
+    parser.add_argument("--prepare-rows", type=int, default=1_000_000, help="lines of the log that is prepared")
+    parser.add_argument("--limit-mb", type=int, default=512, help="memory limit of prepare, 0 to leave that part out")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--one", nargs=4, metavar=("CONTESTANT", "DIR", "BATCH", "SHUFFLE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         name, directory, batch_size, shuffle = arguments.one
         print(json.dumps(go_through(name, Path(directory), int(batch_size), shuffle == "True")))
-        return
+        return 0
     from environment import describe, print_heading, write_json
 
     environment = describe()
-    print_heading(f"Samples/s of an epoch of {arguments.samples:,} samples on {CORES} cores", environment)
-    results = []
+    print_heading(__doc__.splitlines()[0], environment)
+    prepared: dict[str, Any] = {}
+    if not arguments.no_prepare:  # first, while this process is small: it measures memory with `getrusage`
+        prepared = run_prepare(arguments.prepare_rows, arguments.repeats, arguments.limit_mb)
     with tempfile.TemporaryDirectory() as made:
-        directory = Path(made)
-        size = write_log(directory, arguments.samples)
-        print(f"Parquet {size / 2**20:,.0f} MiB; the raw log has every {RAW_SHARE}th sample\n")
-        heads = ("samples/s", "of pandas", "a CPU second", "memory")
-        print(f"{'batch':>6} {'order':>9}  {'':16}" + "".join(f"{head:>14}" for head in heads))
-        for batch_size, shuffle in itertools.product(arguments.batch_sizes, (False, True)):
-            found = compare(directory, batch_size, shuffle, arguments.repeats)
-            for name, row in found.items():
-                ratio = row["samples_per_second"] / found["pandas"]["samples_per_second"]
-                results.append(
-                    {"contestant": name, "batch_size": batch_size, "shuffle": shuffle, **row, "ratio": ratio}
-                )
-                rate, cpu_rate = row["samples_per_second"], row["samples_per_cpu_second"]
-                print(
-                    f"{batch_size:6} {'shuffled' if shuffle else 'as stored':>9}  {name:16}"
-                    f"{rate:14,.0f}{ratio:13.2f}x{cpu_rate:14,.0f}{row['memory'] / 2**20:10,.0f} MiB"
-                )
+        results = load(Path(made), arguments.samples, arguments.batch_sizes, arguments.repeats)
     if arguments.json:
-        write_json(arguments.json, environment, {"samples": arguments.samples, "results": results})
+        found = {"samples": arguments.samples, "results": results, "prepare": prepared}
+        write_json(arguments.json, environment, found)
+    missed = [
+        f"loader, batch {row['batch_size']} {_order(row['shuffle'])}: {row['ratio']:.2f}x, at least {LEAST_SPEEDUP:g}x"
+        for row in results
+        if row["contestant"] == "hotrows" and row["ratio"] < LEAST_SPEEDUP
+    ]
+    missed += [f"prepare, {part}" for part, result in prepared.items() if not result["enough"]]
+    print(f"\nmissed: {'; '.join(missed)}" if missed else "\nall that was wanted is reached")
+    return 1 if missed else 0
+
+
+def load(directory: Path, samples: int, batch_sizes: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+    """Print and answer a row for each contestant, batch size and order."""
+    size = write_log(directory, samples)
+    print(f"loader, an epoch of {samples:,} samples on {CORES} cores")
+    print(f"Parquet {size / 2**20:,.0f} MiB; the raw log has every {RAW_SHARE}th sample\n")
+    heads = ("samples/s", "of pandas", "a CPU second", "memory")
+    print(f"{'batch':>6} {'order':>9}  {'':16}" + "".join(f"{head:>14}" for head in heads))
+    results = []
+    for batch_size, shuffle in itertools.product(batch_sizes, (False, True)):
+        found = compare(directory, batch_size, shuffle, repeats)
+        for name, row in found.items():
+            ratio = row["samples_per_second"] / found["pandas"]["samples_per_second"]
+            results.append({"contestant": name, "batch_size": batch_size, "shuffle": shuffle, **row, "ratio": ratio})
+            rate, cpu_rate = row["samples_per_second"], row["samples_per_cpu_second"]
+            print(
+                f"{batch_size:6} {_order(shuffle):>9}  {name:16}"
+                f"{rate:14,.0f}{ratio:13.2f}x{cpu_rate:14,.0f}{row['memory'] / 2**20:10,.0f} MiB",
+                flush=True,
+            )
+    return results
+
+
+def run_prepare(num_rows: int, repeats: int, limit_mb: int) -> dict[str, Any]:
+    """What `benchmarks/prepare.py` finds, by part."""
+    import prepare
+
+    print("prepare", flush=True)
+    with tempfile.TemporaryDirectory() as made:
+        found = {"speed": prepare.compare(Path(made), num_rows, repeats)}
+        if limit_mb:
+            found["memory"] = prepare.fill_memory(Path(made), limit_mb)
+    print()
+    return found
+
+
+def _order(shuffle: bool) -> str:
+    return "shuffled" if shuffle else "as stored"
 
 
 def compare(directory: Path, batch_size: int, shuffle: bool, repeats: int) -> dict[str, dict[str, float]]:
@@ -199,4 +238,4 @@ def write_log(directory: Path, samples: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,15 +1,22 @@
 """Data sets by name, and what is said about those that cannot be opened."""
 
+import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hotrows.data.dataset import PreparedDataSet, open_dataset
+from hotrows.data.schema import Schema
 from hotrows.data.synthetic import SyntheticDataSet
+from hotrows.train.config import RunConfig, from_dict
+from hotrows.train.run import evaluate_run, run
 from tests.data.prepared import PLAIN, SEQUENCES, write_prepared
 
 
@@ -95,6 +102,92 @@ def test_a_missing_shard(prepared: Path) -> None:
     (prepared / "train/part-00001.parquet").unlink()
     with pytest.raises(ValueError, match=r"1 shard\(s\) .* are missing, the first is .*train/part-00001\.parquet"):
         open_dataset(prepared)
+
+
+def describe_files(directory: Path) -> None:
+    """Write sizes and checksums into dataset.json, as `prepare` does."""
+    contents = {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*.parquet")}
+    edit(
+        directory,
+        sizes={name: len(found) for name, found in contents.items()},
+        checksums={name: hashlib.sha256(found).hexdigest() for name, found in contents.items()},
+    )
+
+
+def test_a_shard_of_another_size(prepared: Path) -> None:
+    describe_files(prepared)
+    path = prepared / "valid/part-00000.parquet"
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(
+        ValueError, match=rf"valid/part-00000\.parquet: .* {size + 1:,} bytes, dataset\.json says {size:,}"
+    ):
+        open_dataset(prepared)
+
+
+@pytest.mark.parametrize("name", ["train/part-00001.parquet", "vocabulary/C1.parquet"])
+def test_changed_contents_are_found_on_request(prepared: Path, name: str) -> None:
+    describe_files(prepared)
+    open_dataset(prepared, verify=True)
+    contents = bytearray((prepared / name).read_bytes())
+    contents[len(contents) // 2] ^= 1
+    expected = hashlib.sha256((prepared / name).read_bytes()).hexdigest()
+    (prepared / name).write_bytes(contents)
+    open_dataset(prepared)
+    found = hashlib.sha256(contents).hexdigest()
+    with pytest.raises(ValueError, match=rf"{name}: .* SHA-256 is {found}, dataset\.json says {expected}"):
+        open_dataset(prepared, verify=True)
+
+
+def test_what_has_no_checksum_cannot_be_verified(prepared: Path) -> None:
+    with pytest.raises(ValueError, match=r"dataset\.json has no checksum of .*train/part-00000\.parquet"):
+        open_dataset(prepared, verify=True)
+
+
+def test_a_vocabulary_that_is_missing_is_found_on_request(prepared: Path) -> None:
+    describe_files(prepared)
+    (prepared / "vocabulary/C1.parquet").unlink()
+    with pytest.raises(ValueError, match=r"vocabulary/C1\.parquet: this file cannot be read"):
+        open_dataset(prepared, verify=True)
+
+
+def test_evaluation_takes_ids_beyond_the_trained_tables_as_rare(tmp_path: Path) -> None:
+    small = Schema(PLAIN.dense, tuple(replace(column, num_ids=5) for column in PLAIN.categorical))
+    write_prepared(tmp_path / "small", small, {"train": 200})
+    tables = write_prepared(tmp_path / "large", PLAIN, {"test": 96}, seed=1)
+    write_prepared(tmp_path / "mapped", small, {"test": 96})
+    for number, path in enumerate(sorted((tmp_path / "mapped/test").iterdir())):
+        table = tables["test"].slice(number * 48, 48)
+        for column in small.categorical:
+            ids = table[column.name].to_numpy()
+            assert (ids >= 5).any()
+            place = table.schema.get_field_index(column.name)
+            table = table.set_column(place, column.name, pa.array(np.where(ids < 5, ids, 0)))
+        pq.write_table(table, path)
+    config = {
+        "data": str(tmp_path / "small"),
+        "out": str(tmp_path / "run"),
+        "device": "cpu",
+        "model": {"name": "wide-deep", "dim": 4},
+        "train": {"batch_size": 50},
+    }
+    run(from_dict(RunConfig, config, "test"), progress=False)
+    large = evaluate_run(tmp_path / "run", str(tmp_path / "large"))
+    assert large["test"] == evaluate_run(tmp_path / "run", str(tmp_path / "mapped"))["test"]
+
+
+def test_evaluation_on_a_larger_synthetic_set_is_refused(tmp_path: Path) -> None:
+    name = "synthetic:avazu?samples=500&scale={}"
+    config = {
+        "data": name.format(0.0001),
+        "out": str(tmp_path),
+        "device": "cpu",
+        "model": {"name": "wide-deep", "dim": 4},
+        "train": {"batch_size": 100},
+    }
+    run(from_dict(RunConfig, config, "test"), progress=False)
+    with pytest.raises(ValueError, match="has more ids than the model's tables have rows"):
+        evaluate_run(tmp_path, name.format(0.001))
 
 
 def test_another_number_of_samples(prepared: Path) -> None:

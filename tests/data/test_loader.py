@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hotrows.batch import Batch, Jagged
+from hotrows.data.block import Block
 from hotrows.data.dataset import PreparedDataSet
 from hotrows.data.loader import ShardLoader
 from hotrows.data.schema import Schema
-from hotrows.data.shards import list_row_groups
+from hotrows.data.shards import BlockReader, list_row_groups
 from hotrows.data.share import Share
 from tests.data.prepared import PLAIN, SEQUENCES, write_prepared
 
@@ -214,6 +216,53 @@ def test_resumes_at_the_exact_position(
     assert_same(list(resumed), list(loader))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_state_counts_batches_handed_out_not_those_read_ahead(plain: Prepared, shuffle: bool) -> None:
+    loader = plain.dataset.loader("train", 10, shuffle=shuffle)
+    whole = list(loader)
+    for count, batch in enumerate(loader, start=1):
+        time.sleep(0.005)  # for the threads to get ahead
+        state = loader.state_dict()
+        assert state["batches"] == count
+        assert_same([batch], [whole[count - 1]])
+        resumed = plain.dataset.loader("train", 10, shuffle=shuffle)
+        resumed.load_state_dict(state)
+        assert_same(list(resumed), whole[count:])
+
+
+@pytest.mark.parametrize("kind", ["plain", "sequences"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_have_memory_of_their_own(kind: str, shuffle: bool, request: pytest.FixtureRequest) -> None:
+    """The memory of blocks is used again: no batch may change then, nor a block when a batch is written to."""
+    dataset = request.getfixturevalue(kind).dataset
+    loader = dataset.loader("train", 16, shuffle=shuffle)
+    copies, kept = [], []
+    for batch in loader:
+        kept.append(tensors(batch))
+        copies.append([part.clone() for part in kept[-1]])
+    assert all(torch.equal(x, y) for a, b in zip(kept, copies, strict=True) for x, y in zip(a, b, strict=True))
+    for batch, expected in zip(loader, copies, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(tensors(batch), expected, strict=True))
+        for part in tensors(batch):
+            part.fill_(-1)
+
+
+def test_memory_of_spent_blocks_is_used_again(plain: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+    read = BlockReader.read
+
+    def watched(self: BlockReader, *args: Any) -> Block:
+        block = read(self, *args)
+        places.append(block.rows.__array_interface__["data"][0])
+        return block
+
+    monkeypatch.setattr(BlockReader, "read", watched)
+    for _ in plain.dataset.loader("train", 16):
+        time.sleep(0.002)
+    assert len(places) == 13
+    assert len(set(places)) <= 4  # two under way, one waiting, one in use
+
+
 def test_a_new_iterator_begins_the_epoch_anew(plain: Prepared) -> None:
     loader = plain.dataset.loader("train", 20, shuffle=True)
     first = next(iter(loader))
@@ -286,8 +335,8 @@ def test_reads_ahead_a_bounded_number_of_blocks(plain: Prepared, monkeypatch: py
     groups = list_row_groups(sorted((plain.directory / "train").iterdir()), PLAIN)
     loader = ShardLoader(groups, PLAIN, Share(NUM_SAMPLES, 4), threads=2)
     reads = []
-    read = loader._reader.read
-    monkeypatch.setattr(loader._reader, "read", lambda *args: reads.append(args) or read(*args))
+    read = BlockReader.read
+    monkeypatch.setattr(BlockReader, "read", lambda *args: reads.append(args) or read(*args))
     batches = iter(loader)
     next(batches)
     time.sleep(0.2)

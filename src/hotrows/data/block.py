@@ -38,12 +38,16 @@ class Block:
     """n samples, each of them one row of `rows`: ids, then dense values, then the label.
 
     The bits of float32 values stand there as int32: so a sample is one piece of memory, which is what shuffling moves.
-    Where samples have any number of ids, the rows have none, and `ragged` has a column per feature.
+    It is shuffled when a batch is cut: sample i is row order[i]. Where nothing is shuffled, the rows are a view of
+    columns, and cutting a batch turns them.
+    Where samples have any number of ids, the rows have none, and `ragged` has a column per feature, in order already.
     """
 
     rows: Int32  # [n, F + number of dense features + 1]
     num_dense: int
+    order: Int64 | None = None  # [n]
     ragged: tuple[RaggedColumn, ...] | None = None
+    memory: Int32 | None = None  # where the rows are, for another block to use after this one
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,20 @@ class Span:
 def make_batch(spans: Sequence[Span]) -> Batch:
     """One batch, with memory of its own, of samples that lie in one block or, at its end, in several."""
     # numpy only: for copies of this size torch would wake threads, which then are in the way of those that read ahead
-    rows = _join([s.block.rows[s.start : s.stop] for s in spans])
+    rows = _join([_rows(s) for s in spans])
     num_ids = rows.shape[1] - spans[0].block.num_dense - 1
     dense = torch.from_numpy(rows[:, num_ids:-1].copy().view(np.float32))
     label = torch.from_numpy(rows[:, -1].copy().view(np.float32))
     if spans[0].block.ragged is not None:
         return Batch(dense, _jagged(spans), label)
-    return Batch(dense, torch.from_numpy(rows[:, :num_ids].astype(np.int64)), label)
+    return Batch(dense, torch.from_numpy(rows[:, :num_ids].astype(np.int64, order="C")), label)
+
+
+def _rows(span: Span) -> Int32:
+    rows, order = span.block.rows, span.block.order
+    if order is None:
+        return rows[span.start : span.stop]
+    return rows.take(order[span.start : span.stop], axis=0)
 
 
 def _jagged(spans: Sequence[Span]) -> Jagged:

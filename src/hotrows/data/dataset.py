@@ -1,6 +1,8 @@
 """Data sets by name: a prepared directory, or a synthetic one."""
 
+import hashlib
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,11 @@ FORMAT = 1
 DESCRIPTION = "dataset.json"
 
 
-def open_dataset(name: str | Path) -> DataSet:
+def open_dataset(name: str | Path, *, verify: bool = False) -> DataSet:
     """Open a directory that `hotrows prepare` has written, or a synthetic data set.
+
+    Every shard must be there, and of the size that was written. `verify` also reads all files of a prepared directory,
+    and compares their checksums.
 
     Example::
 
@@ -31,7 +36,7 @@ def open_dataset(name: str | Path) -> DataSet:
     """
     if str(name).startswith(PREFIX):
         return open_synthetic(str(name))
-    return PreparedDataSet(Path(name))
+    return PreparedDataSet(Path(name), verify=verify)
 
 
 class PreparedDataSet:
@@ -41,7 +46,7 @@ class PreparedDataSet:
     larger vocabulary than it was trained with, give the schema it was trained with.
     """
 
-    def __init__(self, directory: Path, schema: Schema | None = None) -> None:
+    def __init__(self, directory: Path, schema: Schema | None = None, *, verify: bool = False) -> None:
         described = _read_description(directory)
         self.directory = directory
         try:
@@ -49,18 +54,22 @@ class PreparedDataSet:
             own = _read_schema(described["schema"])
             self._files = {s: [directory / f for f in described["splits"][s]["files"]] for s in SPLITS}
             self._num_samples = {s: int(described["splits"][s]["num_samples"]) for s in SPLITS}
-        except (KeyError, TypeError, ValueError) as error:
+            sizes = {directory / name: int(size) for name, size in described.get("sizes", {}).items()}
+            checksums = {directory / name: str(checksum) for name, checksum in described.get("checksums", {}).items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{directory / DESCRIPTION} is damaged ({type(error).__name__}: {error}): prepare the data again"
             ) from error
         self.schema = own if schema is None else schema
-        missing = [path for paths in self._files.values() for path in paths if not path.is_file()]
-        if missing:
-            raise ValueError(
-                f"{directory}: {len(missing)} shard(s) of its {DESCRIPTION} are missing, the first is {missing[0]}; "
-                "prepare the data again, or copy the directory again"
-            )
+        shards = [path for paths in self._files.values() for path in paths]
+        _check_sizes(directory, shards, sizes)
+        if verify:
+            _check_contents(directory, shards, checksums)
         self._row_groups = cache(self._list_row_groups)
+
+    def with_schema(self, schema: Schema) -> "PreparedDataSet":
+        """The same samples, seen with other sizes of the tables."""
+        return PreparedDataSet(self.directory, schema)
 
     def num_samples(self, split: str) -> int:
         return self._num_samples[_known_split(split)]
@@ -110,6 +119,39 @@ class PreparedDataSet:
         times = torch.from_numpy(vocabulary["count"].to_numpy().copy()).long()
         known = ids < num_rows
         return torch.zeros(num_rows, dtype=torch.int64).index_add_(0, ids[known], times[known])
+
+
+def _check_sizes(directory: Path, shards: Sequence[Path], sizes: dict[Path, int]) -> None:
+    missing = [path for path in shards if not path.is_file()]
+    if missing:
+        raise ValueError(
+            f"{directory}: {len(missing)} shard(s) of its {DESCRIPTION} are missing, the first is {missing[0]}; "
+            "prepare the data again, or copy the directory again"
+        )
+    for path in shards:
+        found = path.stat().st_size
+        if found != sizes.get(path, found):
+            raise ValueError(
+                f"{path}: this shard has {found:,} bytes, {DESCRIPTION} says {sizes[path]:,}; "
+                "prepare the data again, or copy the directory again"
+            )
+
+
+def _check_contents(directory: Path, shards: Sequence[Path], checksums: dict[Path, str]) -> None:
+    unknown = [path for path in shards if path not in checksums]
+    if unknown:
+        raise ValueError(f"{directory / DESCRIPTION} has no checksum of {unknown[0]}: the data cannot be verified")
+    for path, expected in checksums.items():
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ValueError(f"{path}: this file cannot be read ({error}); copy the directory again") from error
+        if found != expected:
+            raise ValueError(
+                f"{path}: its contents have changed, the SHA-256 is {found}, {DESCRIPTION} says {expected}; "
+                "prepare the data again, or copy the directory again"
+            )
 
 
 def _known_split(split: str) -> str:

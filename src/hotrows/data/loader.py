@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.batch import Batch
-from hotrows.data.block import Block, Span, make_batch
+from hotrows.data.block import Block, Int64, Span, make_batch
 from hotrows.data.read_ahead import read_ahead
 from hotrows.data.resumable import ResumableLoader
 from hotrows.data.schema import Schema
@@ -42,7 +42,7 @@ class ShardLoader(ResumableLoader):
         if threads < 1 or groups_per_block < 1:
             raise ValueError(f"threads is {threads}, groups_per_block is {groups_per_block}: both must be 1 or more")
         self._groups = groups
-        self._reader = BlockReader(schema)
+        self._schema = schema
         self._threads = threads
         self._groups_per_block = groups_per_block if shuffle else 1
 
@@ -54,10 +54,15 @@ class ShardLoader(ResumableLoader):
         ends = list(accumulate(sum(p.stop - p.start for p in block) for block in blocks))
         position = self.share.bound(first)  # samples, counted over all blocks
         number = bisect_right(ends, position)
-        reads = read_ahead(lambda i: self._read(epoch, i, blocks[i]), range(number, len(blocks)), self._threads)
+        reader = BlockReader(self._schema)
+        reads = read_ahead(
+            lambda i: reader.read(blocks[i], self._order(epoch, i, blocks[i])),
+            range(number, len(blocks)),
+            self._threads,
+        )
         block: Block | None = None
         for batch in range(first, len(self)):
-            spans = []
+            spans, spent = [], []
             while position < self.share.bound(batch + 1):
                 if block is None:
                     block = next(reads)
@@ -66,9 +71,13 @@ class ShardLoader(ResumableLoader):
                 spans.append(Span(block, position - begin, stop - begin))
                 position = stop
                 if position == ends[number]:
+                    spent.append(block)
                     block = None
                     number += 1
-            yield make_batch(spans)
+            made = make_batch(spans)
+            for each in spent:
+                reader.give_back(each)
+            yield made
 
     def _blocks(self, epoch: int) -> list[list[Piece]]:
         """This rank's pieces of row groups in the order of the epoch, those that are mixed together."""
@@ -86,11 +95,12 @@ class ShardLoader(ResumableLoader):
         size = self._groups_per_block
         return [pieces[i : i + size] for i in range(0, len(pieces), size)]
 
-    def _read(self, epoch: int, number: int, pieces: Sequence[Piece]) -> Block:
+    def _order(self, epoch: int, number: int, pieces: Sequence[Piece]) -> Int64 | None:
+        """In which order the samples of a block come."""
         if not self.shuffle:
-            return self._reader.read(pieces)
+            return None
         total = sum(piece.stop - piece.start for piece in pieces)
-        return self._reader.read(pieces, self._random(epoch, self.share.rank, number).permutation(total))
+        return self._random(epoch, self.share.rank, number).permutation(total)
 
     def _random(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.seed % 2**64, *key])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import hotrows
-from hotrows.data.dataset import open_dataset
+from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.schema import DataSet, Schema
 from hotrows.models import make_model
 from hotrows.optim import make_optimizer
@@ -104,6 +104,12 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
             f"{dataset.name} has {len(dataset.schema.dense)} and {len(dataset.schema.categorical)}"
         )
     schema = Schema(dataset.schema.dense, _columns_of(dataset.schema, saved["tables"]))
+    if isinstance(dataset, PreparedDataSet):
+        dataset = dataset.with_schema(schema)
+    elif any(dataset.schema.tables[name] > num_rows for name, num_rows in schema.tables.items()):
+        raise ValueError(
+            f"{dataset.name} has more ids than the model's tables have rows: give the one it was trained on"
+        )
     config.device = str(choose_device("auto" if not torch.cuda.is_available() else config.device))
     parts = build(config, schema, torch.device(config.device))
     parts.model.load_state_dict(saved["model"])
