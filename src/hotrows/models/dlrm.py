@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from hotrows.models.base import Model
 from hotrows.models.mlp import mlp
+from hotrows.ops.interact import interact
 
 
 class Sizes(NamedTuple):
@@ -38,8 +38,6 @@ class DLRM(Model):
         bottom, top: hidden layers of the two MLPs.
     """
 
-    pairs: Tensor
-
     def __init__(
         self,
         num_dense: int,
@@ -57,26 +55,12 @@ class DLRM(Model):
                 "use another model"
             )
         self.bottom = mlp([num_dense, *bottom, dim]) if num_dense else None
-        # the places of the pairs (i, j), j < i, in a flattened [V, V]; not in the state_dict, they follow from V
-        i, j = torch.tril_indices(num_vectors, num_vectors, offset=-1)
-        self.register_buffer("pairs", i * num_vectors + j, persistent=False)
-        num_inputs = self.pairs.numel() + (dim if num_dense else 0)
+        num_pairs = num_vectors * (num_vectors - 1) // 2
+        num_inputs = num_pairs + (dim if num_dense else 0)
         self.top = mlp([num_inputs, *top, 1], last_relu=False)
 
     def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
         self.check(dense, embedded)
-        if self.bottom is None:
-            return self._logits([self._interact(embedded)])
-        summary = self.bottom(dense)  # [B, D]
-        vectors = torch.cat([summary.unsqueeze(1), embedded.to(summary.dtype)], dim=1)  # [B, V, D]
-        return self._logits([summary, self._interact(vectors)])
-
-    def _interact(self, vectors: Tensor) -> Tensor:
-        """The dot product of each pair of vectors once, [B, V, D] → [B, V(V-1)/2]."""
-        products = torch.bmm(vectors, vectors.transpose(1, 2))
-        # by index_select: its backward writes each place once, so that the sum has one order on a GPU too
-        return products.flatten(1).index_select(1, self.pairs)
-
-    def _logits(self, inputs: list[Tensor]) -> Tensor:
-        logits: Tensor = self.top(torch.cat(inputs, dim=1))
+        summary = None if self.bottom is None else self.bottom(dense)  # [B, D]
+        logits: Tensor = self.top(interact(summary, embedded))
         return logits.squeeze(1)

@@ -4,10 +4,31 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from hotrows.ops.linear import linear as linear_op
 
 
-def mlp(sizes: Sequence[int], *, last_relu: bool = True) -> nn.Sequential:
+class MLP(nn.Sequential):
+    """A sequence in which a linear layer and the ReLU after it are one operation, unless someone looks in between."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        layers = list(self)
+        place = 0
+        while place < len(layers):
+            layer = layers[place]
+            relu = place + 1 < len(layers) and _is_plain(layers[place + 1], nn.ReLU)
+            if isinstance(layer, nn.Linear) and layer.bias is not None and _is_plain(layer, nn.Linear):
+                input = linear_op(input, layer.weight, layer.bias, relu)
+                place += 2 if relu else 1
+            else:
+                input = layer(input)
+                place += 1
+        return input
+
+
+def mlp(sizes: Sequence[int], *, last_relu: bool = True) -> MLP:
     """Linear layers from sizes[0] to sizes[-1], a ReLU after each; after the last only if `last_relu`."""
     for size in sizes:
         if not isinstance(size, int) or size < 1:
@@ -15,7 +36,7 @@ def mlp(sizes: Sequence[int], *, last_relu: bool = True) -> nn.Sequential:
     layers: list[nn.Module] = []
     for num_in, num_out in itertools.pairwise(sizes):
         layers += [linear(num_in, num_out), nn.ReLU()]
-    return nn.Sequential(*(layers if last_relu else layers[:-1]))
+    return MLP(*(layers if last_relu else layers[:-1]))
 
 
 def linear(num_in: int, num_out: int) -> nn.Linear:
@@ -24,3 +45,11 @@ def linear(num_in: int, num_out: int) -> nn.Linear:
     nn.init.normal_(layer.weight, std=math.sqrt(2 / (num_in + num_out)))
     nn.init.normal_(layer.bias, std=math.sqrt(1 / num_out))
     return layer
+
+
+def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether to call it is nothing but the forward pass of its kind."""
+    if type(layer) is not kind or "forward" in layer.__dict__:
+        return False
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return not any(hooks) and not _has_any_global_hook()  # type: ignore[no-untyped-call]

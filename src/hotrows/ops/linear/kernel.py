@@ -1,0 +1,350 @@
+"""A linear layer in cuBLAS and Triton: the products of matrices by cuBLAS, what is passed over in memory by Triton.
+
+A layer with one output has no product of matrices: its kernels are bound by the reading of x, like those around them.
+Shapes: B rows, K inputs, N outputs. A sum over rows has two levels: each program writes the sum of its rows, a part,
+and a second kernel adds the parts in their order, so that equal inputs give equal bits.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# What may be tuned: benchmarks/micro/linear.py compares.
+SUM_ROWS = 32  # of the tile that a program of the backward pass takes at a time
+SUM_COLUMNS = 128
+SUM_WARPS = 4
+SUM_STAGES = 1  # of the pipeline over a program's tiles
+# At most, about; where there are more tiles than that, a program takes several. Not just as many as there is room for:
+# with rows being moved beside, some would have to wait for the others to end.
+SUM_PROGRAMS = 4096
+PART_ROWS = 128  # of the tile in which parts are added
+PART_COLUMNS = 32
+RESIZE_TILE = 4096  # numbers a program copies
+RESIZE_COLUMNS = 128
+ONE_TILE = 4096  # numbers of x that a program takes at a time where there is one output
+ONE_COLUMNS = 256
+
+_LINE = 16  # bytes to which the fast kernels of cuBLAS want rows aligned
+_PADDED = 8  # numbers; sizes that are not aligned are padded to a multiple of it
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_given"])
+def _resize(
+    source,
+    target,
+    num_rows,
+    num_given,
+    GIVEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """From [num_given, GIVEN] to [num_rows, WIDTH], in the target's type: zero where there is nothing to copy."""
+    BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    program = tl.program_id(0)
+    row = ((program // BLOCKS).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = (program % BLOCKS * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    values = tl.load(source + row * GIVEN + column, mask=(row < num_given) & (column < GIVEN), other=0.0)
+    tl.store(target + row * WIDTH + column, values, mask=(row < num_rows) & (column < WIDTH))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _mask_and_sum(
+    grad,
+    out,
+    masked,
+    parts,
+    num_rows,
+    OUTPUTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TURNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The gradient before the ReLU as [B, WIDTH], zero from OUTPUTS on, and its sums over each program's rows."""
+    BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    program = tl.program_id(0)
+    part = (program // BLOCKS).to(tl.int64)
+    columns = program % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
+    column = columns[None, :]
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for turn in tl.range(TURNS, num_stages=STAGES):
+        row = ((part * TURNS + turn) * ROWS + tl.arange(0, ROWS))[:, None]
+        there = (row < num_rows) & (column < OUTPUTS)
+        values = tl.load(grad + row * OUTPUTS + column, mask=there, other=0.0).to(tl.float32)
+        if out is not None:
+            result = tl.load(out + row * OUTPUTS + column, mask=there, other=0.0).to(tl.float32)
+            values = tl.where(result <= 0.0, 0.0, values)  # as torch does: the gradient of NaN is kept
+        if masked is not None:
+            tl.store(masked + row * WIDTH + column, values, mask=(row < num_rows) & (column < WIDTH))
+        total += values
+    tl.store(parts + part * OUTPUTS + columns, tl.sum(total, 0), mask=columns < OUTPUTS)
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def _add_parts(
+    parts,
+    first,
+    second,
+    num_parts,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The sums of the columns of [num_parts, WIDTH]: FIRST of them go to `first`, what is left to `second`."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    start = 0
+    while start < num_parts:
+        part = (start + tl.arange(0, ROWS))[:, None].to(tl.int64)
+        there = (part < num_parts) & (columns < WIDTH)[None, :]
+        total += tl.load(parts + part * WIDTH + columns[None, :], mask=there, other=0.0)
+        start += ROWS
+    sums = tl.sum(total, 0)
+    tl.store(first + columns, sums, mask=columns < FIRST)
+    if second is not None:
+        tl.store(second + (columns - FIRST), sums, mask=(columns >= FIRST) & (columns < WIDTH))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _one_forward(
+    x,
+    weight,
+    bias,
+    out,
+    num_rows,
+    INPUTS: tl.constexpr,
+    RELU: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = rows[:, None]
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.range(0, INPUTS, COLUMNS):
+        column = (start + tl.arange(0, COLUMNS))[None, :]
+        weights = tl.load(weight + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+        values = tl.load(x + row * INPUTS + column, mask=(row < num_rows) & (column < INPUTS), other=0.0)
+        total += values.to(tl.float32) * weights
+    sums = tl.sum(total, 1) + tl.load(bias).to(tl.float32)
+    if RELU:
+        sums = tl.where(sums <= 0.0, 0.0, sums)
+    tl.store(out + rows, sums, mask=rows < num_rows)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _one_backward(
+    grad,
+    out,
+    x,
+    weight,
+    grad_x,
+    parts,
+    num_rows,
+    INPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TURNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The gradient of x, and of each program's rows the sums of the weight's and, behind them, of the bias's."""
+    BLOCKS: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
+    program = tl.program_id(0)
+    part = (program // BLOCKS).to(tl.int64)
+    columns = program % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
+    column = columns[None, :]
+    weights = tl.load(weight + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    total_bias = tl.zeros([ROWS], tl.float32)
+    for turn in tl.range(TURNS, num_stages=STAGES):
+        rows = (part * TURNS + turn) * ROWS + tl.arange(0, ROWS)
+        values = tl.load(grad + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
+        if out is not None:
+            result = tl.load(out + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
+            values = tl.where(result <= 0.0, 0.0, values)
+        row = rows[:, None]
+        there = (row < num_rows) & (column < INPUTS)
+        inputs = tl.load(x + row * INPUTS + column, mask=there, other=0.0).to(tl.float32)
+        total += values[:, None] * inputs
+        total_bias += values
+        if grad_x is not None:
+            tl.store(grad_x + row * INPUTS + column, values[:, None] * weights, mask=there)
+    target = parts + part * (INPUTS + 1)
+    tl.store(target + columns, tl.sum(total, 0), mask=columns < INPUTS)
+    tl.store(target + INPUTS, tl.sum(total_bias, 0), mask=program % BLOCKS == 0)
+
+
+class _Linear(torch.autograd.Function):
+    """Keeps x and the weight as they were multiplied, and its answer where the ReLU is to be undone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
+        num_outputs, num_inputs = ctx.shape = weight.shape
+        ctx.dtypes = x.dtype, weight.dtype, bias.dtype
+        width = _aligned(num_inputs, dtype)
+        x = resized(x, x.shape[0], width, dtype)
+        weight = resized(weight, _aligned(num_outputs, dtype), width, dtype)
+        bias = bias.to(dtype).contiguous()  # else it would be added by a pass of its own
+        product = torch._addmm_activation if relu else torch.addmm
+        out: Tensor = product(bias, x, weight[:num_outputs].t())
+        ctx.save_for_backward(x, weight, out if relu else None)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        x, weight, out = ctx.saved_tensors
+        num_outputs, num_inputs = ctx.shape
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        grad_x = grad_weight = grad_bias = None
+        if needs_bias or out is not None or weight.shape[0] != num_outputs:
+            grad, grad_bias = mask_and_sum(grad.contiguous(), out, weight.shape[0], bias_dtype)
+        with torch.autocast(grad.device.type, enabled=False):  # the types are those of the forward pass
+            if needs_x:
+                grad_x = resized(_product(grad, weight, x_dtype), x.shape[0], num_inputs, x_dtype)
+            if needs_weight:
+                grad_weight = resized(_product(grad.t(), x, weight_dtype), num_outputs, num_inputs, weight_dtype)
+        return grad_x, grad_weight, grad_bias if needs_bias else None, None, None
+
+
+class _OneOutput(torch.autograd.Function):
+    """Keeps its inputs, and its answer where the ReLU is to be undone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        num_rows, num_inputs = x.shape
+        columns = min(triton.next_power_of_2(num_inputs), ONE_COLUMNS)
+        rows = max(1, ONE_TILE // columns)
+        out = x.new_empty(num_rows, 1, dtype=dtype)
+        _one_forward[(triton.cdiv(num_rows, rows),)](
+            x, weight, bias, out, num_rows, INPUTS=num_inputs, RELU=relu, ROWS=rows, COLUMNS=columns
+        )
+        ctx.bias_dtype = bias.dtype
+        ctx.save_for_backward(x, weight, out if relu else None)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None, None]:
+        x, weight, out = ctx.saved_tensors
+        grad = grad.contiguous()
+        num_rows, num_inputs = x.shape
+        columns = min(triton.next_power_of_2(num_inputs), ONE_COLUMNS)
+        rows = max(1, ONE_TILE // columns)
+        blocks = triton.cdiv(num_inputs, columns)
+        num_parts, turns = _parts(num_rows, rows, blocks)
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        parts = x.new_empty(num_parts, num_inputs + 1, dtype=torch.float32)
+        _one_backward[(num_parts * blocks,)](
+            grad,
+            out,
+            x,
+            weight,
+            grad_x,
+            parts,
+            num_rows,
+            INPUTS=num_inputs,
+            ROWS=rows,
+            COLUMNS=columns,
+            TURNS=turns,
+            STAGES=SUM_STAGES,
+        )
+        grad_weight, grad_bias = torch.empty_like(weight), x.new_empty(1, dtype=ctx.bias_dtype)
+        _add(parts, grad_weight, grad_bias)
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
+    """x is [B, K], and nothing is empty."""
+    function = _OneOutput if weight.shape[0] == 1 else _Linear
+    out: Tensor = function.apply(x, weight, bias, relu, dtype)
+    return out
+
+
+def resized(source: Tensor, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """A matrix cut off, or padded with zeros, in one pass with the change of its type; itself if nothing changes."""
+    source = source.contiguous()
+    if source.shape == (num_rows, width):
+        return source.to(dtype)
+    target = source.new_empty(num_rows, width, dtype=dtype)
+    columns = min(triton.next_power_of_2(width), RESIZE_COLUMNS)
+    rows = max(1, RESIZE_TILE // columns)
+    _resize[(triton.cdiv(num_rows, rows) * triton.cdiv(width, columns),)](
+        source,
+        target,
+        num_rows,
+        source.shape[0],
+        GIVEN=source.shape[1],
+        WIDTH=width,
+        ROWS=rows,
+        COLUMNS=columns,
+    )
+    return target
+
+
+def mask_and_sum(grad: Tensor, out: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The gradient where `out` (None: everywhere) is above zero, padded to `width` columns, and its column sums."""
+    num_rows, num_outputs = grad.shape
+    columns = min(triton.next_power_of_2(width), SUM_COLUMNS)
+    rows = SUM_ROWS * SUM_COLUMNS // columns
+    blocks = triton.cdiv(width, columns)
+    num_parts, turns = _parts(num_rows, rows, blocks)
+    masked = None if out is None and width == num_outputs else grad.new_empty(num_rows, width)
+    parts = grad.new_empty(num_parts, num_outputs, dtype=torch.float32)
+    _mask_and_sum[(num_parts * blocks,)](
+        grad,
+        out,
+        masked,
+        parts,
+        num_rows,
+        OUTPUTS=num_outputs,
+        WIDTH=width,
+        ROWS=rows,
+        COLUMNS=columns,
+        TURNS=turns,
+        STAGES=SUM_STAGES,
+        num_warps=SUM_WARPS,
+    )
+    sums = grad.new_empty(num_outputs, dtype=dtype)
+    _add(parts, sums, None)
+    return grad if masked is None else masked, sums
+
+
+def _add(parts: Tensor, first: Tensor, second: Tensor | None) -> None:
+    num_parts, width = parts.shape
+    _add_parts[(triton.cdiv(width, PART_COLUMNS),)](
+        parts,
+        first,
+        second,
+        num_parts,
+        WIDTH=width,
+        FIRST=first.numel(),
+        ROWS=PART_ROWS,
+        COLUMNS=PART_COLUMNS,
+    )
+
+
+def _parts(num_rows: int, rows: int, blocks: int) -> tuple[int, int]:
+    """How many parts there are, and how many tiles of `rows` rows each is the sum of; from the shapes alone."""
+    tiles = triton.cdiv(num_rows, rows)
+    turns = triton.next_power_of_2(triton.cdiv(tiles * blocks, SUM_PROGRAMS))  # a kernel is compiled for each
+    return triton.cdiv(tiles, turns), turns
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of two matrices, written as float32 where that is asked for: rounded once, and no pass more."""
+    if left.is_cuda and dtype == torch.float32 and left.dtype != dtype:
+        return torch.mm(left, right, out_dtype=dtype)
+    return torch.mm(left, right)
+
+
+def _aligned(size: int, dtype: torch.dtype) -> int:
+    return size if size * dtype.itemsize % _LINE == 0 else triton.cdiv(size, _PADDED) * _PADDED

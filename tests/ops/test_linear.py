@@ -1,0 +1,294 @@
+"""A linear layer and its ReLU: kernels, forward and gradients, against the reference in double precision."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hotrows.ops.linear import kernel, linear, reference
+
+SHAPES = [  # B, K, N
+    (1, 1, 1), (1, 8, 8), (2, 13, 16), (5, 16, 13), (5, 13, 1), (7, 479, 24), (33, 256, 1), (40, 7, 5), (64, 32, 64),
+    (3, 2509, 8), (3, 2509, 1), (130, 3, 130),
+]  # fmt: skip
+LARGE = [(1024, 13, 512), (1000, 479, 1024), (1024, 2509, 1024), (1024, 256, 1), (4099, 1024, 256), (4099, 100, 33)]
+# of the products' type, where sums are in float32: relative to the largest value
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+TF32 = 1e-2
+DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+
+both = pytest.mark.parametrize("relu", [True, False])
+
+
+@pytest.fixture(autouse=True)
+def full_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(autouse=True)
+def cublas(poisoned_memory) -> None:
+    """On the GPU cuBLAS refuses deterministic algorithms without an environment variable."""
+    if torch.cuda.is_available():
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def kernels_alone(cublas) -> None:
+    """Without cuBLAS, so that memory is poisoned on the GPU too."""
+    torch.use_deterministic_algorithms(True)
+
+
+def made(num_rows, num_inputs, num_outputs, random, dtype=torch.float32):
+    x = torch.randn(num_rows, num_inputs, generator=random)
+    weight = torch.randn(num_outputs, num_inputs, generator=random) / num_inputs**0.5
+    bias = torch.randn(num_outputs, generator=random)
+    grad = torch.randn(num_rows, num_outputs, generator=random)
+    return [tensor.to(dtype) for tensor in (x, weight, bias, grad)]
+
+
+def run(function, x, weight, bias, grad, relu):
+    """The answer and the gradients of x, the weight and the bias."""
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in (x, weight, bias)]
+    out = function(*inputs, relu)
+    return out.detach(), *torch.autograd.grad(out, inputs, grad)
+
+
+def ours(x, weight, bias, relu):
+    return kernel.linear(x, weight, bias, relu, x.dtype)
+
+
+def exact(x, weight, bias, grad, relu, out):
+    """In double precision; the gradient passes where `out` is above zero, as no rounding must decide."""
+    x, weight, bias, grad, out = (tensor.double().cpu() for tensor in (x, weight, bias, grad, out))
+    before = x @ weight.t() + bias
+    if relu:
+        grad = grad * (out > 0)
+    return before.clamp(min=0) if relu else before, grad @ weight, grad.t() @ x, grad.sum(0)
+
+
+def check(found, truth, tolerance):
+    for our, their in zip(found, truth, strict=True):
+        assert our.is_contiguous()
+        assert our.shape == their.shape
+        atol = tolerance * their.abs().max().item()
+        torch.testing.assert_close(our.cpu().double(), their, rtol=0, atol=atol)
+
+
+def check_op(device, x, weight, bias, grad, relu, tolerance=None):
+    given = [tensor.to(device) for tensor in (x, weight, bias, grad)]
+    found = run(ours, *given, relu)
+    assert [tensor.dtype for tensor in found] == [x.dtype] * 4
+    check(found, exact(x, weight, bias, grad, relu, found[0]), tolerance or TOLERANCE[x.dtype])
+
+
+@both
+@pytest.mark.parametrize(("num_rows", "num_inputs", "num_outputs"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matches_reference(num_rows, num_inputs, num_outputs, relu, dtype, device, random):
+    check_op(device, *made(num_rows, num_inputs, num_outputs, random, dtype), relu)
+
+
+@both
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_rows", "num_inputs", "num_outputs"), LARGE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_matches_reference_at_the_models_sizes(num_rows, num_inputs, num_outputs, relu, dtype, random):
+    check_op("cuda", *made(num_rows, num_inputs, num_outputs, random, dtype), relu)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_rows", "num_inputs", "num_outputs"), LARGE)
+def test_tf32(num_rows, num_inputs, num_outputs, random):
+    torch.set_float32_matmul_precision("high")
+    check_op("cuda", *made(num_rows, num_inputs, num_outputs, random), True, TF32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_rows", "num_outputs", "width"), [(1, 2, 2), (33, 13, 16), (65, 128, 128), (200, 130, 136), (1000, 3, 8)]
+)
+@pytest.mark.parametrize("num_programs", [1024, 3, 1])
+@pytest.mark.usefixtures("kernels_alone")
+def test_mask_and_sum(num_rows, num_outputs, width, dtype, num_programs, device, random, monkeypatch):
+    monkeypatch.setattr(kernel, "SUM_PROGRAMS", num_programs)
+    grad = torch.randn(num_rows, num_outputs, generator=random).to(dtype)
+    out = torch.randn(num_rows, num_outputs, generator=random).clamp(min=0).to(dtype)
+    masked, sums = kernel.mask_and_sum(grad.to(device), out.to(device), width, torch.float32)
+    assert torch.equal(masked[:, :num_outputs].cpu(), torch.where(out > 0, grad, 0))
+    assert masked.shape == (num_rows, width)
+    assert masked[:, num_outputs:].count_nonzero() == 0
+    expected = torch.where(out > 0, grad, 0).double().sum(0)
+    torch.testing.assert_close(sums.cpu().double(), expected, rtol=1e-5, atol=1e-4)
+    same, sums = kernel.mask_and_sum(grad.to(device), None, num_outputs, torch.float32)
+    assert torch.equal(same.cpu(), grad)
+    torch.testing.assert_close(sums.cpu().double(), grad.double().sum(0), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.usefixtures("kernels_alone")
+def test_more_parts_than_are_added_at_once(device, random):
+    grad = torch.randn(9000, 128, generator=random)
+    _, sums = kernel.mask_and_sum(grad.to(device), None, 128, torch.float32)
+    torch.testing.assert_close(sums.cpu().double(), grad.double().sum(0), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 479), (3, 13), (300, 1), (1, 200)])
+@pytest.mark.usefixtures("kernels_alone")
+def test_resized(shape, dtype, device, random):
+    given = torch.randn(*shape, generator=random)
+    for num_rows, width in [(shape[0], shape[1] + 3), (shape[0] + 7, shape[1]), (shape[0] + 1, shape[1] + 130)]:
+        larger = kernel.resized(given.to(device), num_rows, width, dtype)
+        assert larger.dtype == dtype
+        assert torch.equal(larger[: shape[0], : shape[1]].cpu(), given.to(dtype))
+        assert larger.count_nonzero() == given.to(dtype).count_nonzero()
+        assert torch.equal(kernel.resized(larger, *shape, torch.float32).cpu(), given.to(dtype).float())
+    assert kernel.resized(given, *shape, torch.float32) is given
+
+
+def test_gradients_only_where_they_are_needed(device, random):
+    for num_inputs, num_outputs in [(13, 16), (16, 1)]:
+        given = [tensor.to(device) for tensor in made(9, num_inputs, num_outputs, random)]
+        *inputs, grad = given
+        whole = run(ours, *given, True)
+        for place in range(3):
+            tensors = [tensor.clone().requires_grad_(i == place) for i, tensor in enumerate(inputs)]
+            ours(*tensors, True).backward(grad)
+            assert [tensor.grad is not None for tensor in tensors] == [i == place for i in range(3)]
+            torch.testing.assert_close(tensors[place].grad, whole[1 + place])
+
+
+def test_tensors_that_are_not_contiguous(device, random):
+    for num_inputs, num_outputs in [(16, 8), (13, 5), (16, 1)]:
+        x, weight, bias, grad = (tensor.to(device) for tensor in made(9, num_inputs, num_outputs, random))
+        expected = run(ours, x, weight, bias, grad, True)
+        turned = [tensor.t().contiguous().t() for tensor in (x, weight)]
+        spread = torch.stack([bias, bias], 1)[:, 0]
+        inputs = [tensor.requires_grad_() for tensor in (*turned, spread)]
+        out = ours(*inputs, True)
+        found = torch.autograd.grad(out, inputs, torch.stack([grad, grad], 2)[:, :, 0])
+        for our, their in zip((out, *found), expected, strict=True):
+            torch.testing.assert_close(our, their)
+
+
+def test_not_finite_stays_in_its_row(device, random):
+    for num_inputs, num_outputs in [(13, 16), (16, 1)]:
+        x, weight, bias, grad = made(5, num_inputs, num_outputs, random)
+        x[2, 3] = float("inf")
+        out, grad_x, *_ = run(ours, *(tensor.to(device) for tensor in (x, weight, bias, grad)), False)
+        rest = [0, 1, 3, 4]
+        assert not out[2].isfinite().any()
+        assert out[rest].isfinite().all()
+        assert grad_x.isfinite().all()
+
+
+def test_reference_is_the_layer_and_its_relu(random):
+    x, weight, bias, _ = (tensor.double().requires_grad_() for tensor in made(4, 3, 5, random))
+    torch.testing.assert_close(linear(x, weight, bias, False), x @ weight.t() + bias)
+    torch.testing.assert_close(linear(x, weight, bias, True), (x @ weight.t() + bias).clamp(min=0))
+    assert torch.autograd.gradcheck(lambda *inputs: linear(*inputs, True), (x, weight, bias))
+
+
+@pytest.mark.parametrize("shape", [(13,), (0, 13), (6, 13), (2, 3, 13), (2, 0, 13), (1, 2, 3, 13)])
+@pytest.mark.parametrize("num_outputs", [16, 1])
+def test_any_shape(shape, num_outputs, random, any_device):
+    _, weight, bias, _ = made(1, 13, num_outputs, random)
+    x = torch.randn(*shape, generator=random)
+    grad = torch.randn(*shape[:-1], num_outputs, generator=random)
+    expected = run(reference.linear, x, weight, bias, grad, True)
+    found = run(linear, *(tensor.to(any_device) for tensor in (x, weight, bias, grad)), True)
+    for our, their in zip(found, expected, strict=True):
+        torch.testing.assert_close(our.cpu(), their, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def any_device(request) -> str:
+    return request.param
+
+
+def test_wrong_shapes_and_types_are_refused(any_device, random):
+    x, weight, bias, _ = (tensor.to(any_device) for tensor in made(4, 479, 16, random))
+    with pytest.raises(RuntimeError):
+        linear(x[:, :478], weight, bias, True)
+    with pytest.raises(RuntimeError):
+        linear(x.half(), weight, bias, True)
+
+
+@pytest.mark.gpu
+def test_double_precision_is_torchs(random):
+    x, weight, bias, _ = (tensor.double().cuda() for tensor in made(4, 13, 16, random))
+    assert torch.equal(linear(x, weight, bias, True), reference.linear(x, weight, bias, True))
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert linear(x, weight, bias, True).dtype == reference.linear(x, weight, bias, True).dtype
+
+
+@both
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("num_rows", "num_inputs", "num_outputs"), LARGE)
+def test_autocast(num_rows, num_inputs, num_outputs, relu, dtype, random):
+    given = [tensor.cuda() for tensor in made(num_rows, num_inputs, num_outputs, random)]
+    grad = given[3].to(dtype)
+    with torch.autocast("cuda", dtype=dtype):
+        inputs = [tensor.clone().requires_grad_() for tensor in given[:3]]
+        out = linear(*inputs, relu)
+    assert out.dtype == dtype
+    found = out.detach(), *torch.autograd.grad(out, inputs, grad)
+    assert [tensor.dtype for tensor in found[1:]] == [torch.float32] * 3
+    check(found, exact(*given[:3], grad, relu, out.detach()), TOLERANCE[dtype])
+    with torch.autocast("cuda", dtype=dtype):
+        assert linear(given[0].to(dtype), *given[1:3], relu).dtype == dtype
+
+
+@pytest.mark.gpu
+def test_backward_inside_autocast_keeps_the_forwards_types(random):
+    given = [tensor.cuda() for tensor in made(64, 479, 32, random)]
+    expected = run(linear, *given, True)
+    inputs = [tensor.clone().requires_grad_() for tensor in given[:3]]
+    out = linear(*inputs, True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        found = torch.autograd.grad(out, inputs, given[3])
+    for our, their in zip(found, expected[1:], strict=True):
+        assert torch.equal(our, their)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_rows", "num_inputs", "num_outputs"), LARGE)
+def test_same_bits_again(num_rows, num_inputs, num_outputs, random):
+    torch.set_float32_matmul_precision("high")
+    given = [tensor.cuda() for tensor in made(num_rows, num_inputs, num_outputs, random)]
+    first = run(linear, *given, True)
+    for _ in range(5):
+        for our, their in zip(run(linear, *given, True), first, strict=True):
+            assert torch.equal(our, their)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(479, 256), (256, 1)])
+def test_in_a_cuda_graph(num_inputs, num_outputs, random):
+    given = [tensor.cuda() for tensor in made(512, num_inputs, num_outputs, random)]
+    expected = run(linear, *given, True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run(linear, *given, True)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(linear, *given, True)
+    graph.replay()
+    for our, their in zip(found, expected, strict=True):
+        torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile instantiates the autograd function itself
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(479, 256), (256, 1)])
+def test_compiles(num_inputs, num_outputs, random):
+    given = [tensor.cuda() for tensor in made(512, num_inputs, num_outputs, random)]
+    expected = run(linear, *given, True)
+    found = run(torch.compile(linear, backend="aot_eager"), *given, True)
+    for our, their in zip(found, expected, strict=True):
+        torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-4)
