@@ -4,6 +4,7 @@ from torch import Tensor
 
 NO_ROW = -1  # in an array of rows: no row here
 NO_SLOT = -1  # in an array of slots: no slot here
+LOOKUPS_PER_BLOCK = 16  # of a sorted batch, whose gradients are added up together
 
 
 def filled(array: Tensor, num: Tensor) -> int:

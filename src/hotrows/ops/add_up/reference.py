@@ -14,6 +14,8 @@ def add_up(
     scale: Tensor | None,
     winner: Tensor | None,
 ) -> Tensor:
+    if grad.dtype == torch.bfloat16:
+        grad = grad.float()
     num_rows = int(num)
     starts = starts[: num_rows + 1]
     if num_rows == 0:

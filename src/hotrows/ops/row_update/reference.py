@@ -1,6 +1,7 @@
 """Optimizer steps on records in plain PyTorch, each with the arithmetic of its `torch.optim` counterpart.
 
-A rule changes a batch of records, float32 [U, W], in place; the state follows the weights in the record.
+A rule changes a batch of records, float32 [U, W], in place; the state follows the weights in the record. Its `hyper`
+is what `numbers` makes of the optimizer's: for a rule that is not known here the same.
 """
 
 from collections.abc import Callable
@@ -38,11 +39,14 @@ def row_wise_adagrad(records: Tensor, grads: Tensor, dim: int, hyper: tuple[floa
 
 
 def adam(records: Tensor, grads: Tensor, dim: int, hyper: tuple[float, ...]) -> None:
-    """hyper: step size (lr with both bias corrections), beta1, beta2, eps. State: mean [dim], mean of squares [dim]."""
-    step_size, beta1, beta2, eps = hyper
+    """hyper: step size (lr with both bias corrections), 1 − beta1, 1 − beta2, eps.
+
+    State: mean [dim], mean of squares [dim].
+    """
+    step_size, mean_share, square_share, eps = hyper
     mean, square = records[:, dim : 2 * dim], records[:, 2 * dim : 3 * dim]
-    mean.add_(grads.sub(mean).mul_(1 - beta1))
-    square.add_(grads.square().sub_(square).mul_(1 - beta2))
+    mean.add_(grads.sub(mean).mul_(mean_share))
+    square.add_(grads.square().sub_(square).mul_(square_share))
     records[:, :dim].sub_(mean.div(square.sqrt().add_(eps)), alpha=step_size)
 
 
@@ -54,13 +58,26 @@ RULES: dict[str, Rule] = {
 }
 
 
+def numbers(rule: str, hyper: tuple[float, ...]) -> list[float]:
+    """What a rule computes with, from what its optimizer says. Rounded to float32 they give the same bits."""
+    if rule == "adam":
+        step_size, beta1, beta2, eps = hyper
+        return [step_size, 1 - beta1, 1 - beta2, eps]  # taken in double: 1 − float32(beta) has lost digits
+    return list(hyper)
+
+
 def row_update(
-    rule: str, cache: Tensor, slots: Tensor, grads: Tensor, num: Tensor, dim: int, hyper: tuple[float, ...]
+    rule: str, cache: Tensor, slots: Tensor, grads: Tensor, num: Tensor, dim: int, hyper: Tensor | tuple[float, ...]
 ) -> None:
     count = filled(slots, num)
     slots, grads = slots[:count], grads[:count]
     present = slots >= 0
     slots, grads = slots[present], grads[present]
     records = cache[slots]
-    RULES[rule](records, grads, dim, hyper)
+    RULES[rule](records, grads, dim, rule_numbers(rule, hyper))
     cache[slots] = records
+
+
+def rule_numbers(rule: str, hyper: Tensor | tuple[float, ...]) -> tuple[float, ...]:
+    """The numbers on the host; from a CUDA tensor they have to be waited for."""
+    return tuple(hyper.tolist() if isinstance(hyper, Tensor) else numbers(rule, hyper))
