@@ -15,5 +15,7 @@ from hotrows.simulate import Simulation as Simulation
 from hotrows.simulate import simulate as simulate
 from hotrows.strategies.lookahead import lookahead as lookahead
 from hotrows.table import Table as Table
+from hotrows.train.graphs import GraphedStep as GraphedStep
+from hotrows.train.graphs import graphed as graphed
 
 __version__ = "0.1.0"

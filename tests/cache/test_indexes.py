@@ -81,9 +81,9 @@ def test_an_erased_hash_table_does_not_degrade() -> None:
     for batch in range(1, 400):
         rows = torch.randint(0, 2**60, (250,), generator=random).unique()
         put(index, rows, batch)
-        keys = index._keys[:-1]
+        keys = index.keys[:-1]
         assert int((keys == row_table.EMPTY).sum()) > keys.numel() // 6, "a search always ends"
-    longest = runs_without_empty(index._keys[:-1])
+    longest = runs_without_empty(index.keys[:-1])
     assert longest < 120
 
 
@@ -103,7 +103,7 @@ def test_counts_that_arrive_after_a_rebuild_are_not_of_the_new_table() -> None:
         index = planner.index
         assert isinstance(index, HashIndex)
         assert index._most_erased >= 0
-        assert int((index._keys == row_table.EMPTY).sum()) > 0
+        assert int((index.keys == row_table.EMPTY).sum()) > 0
 
 
 def runs_without_empty(keys: torch.Tensor) -> int:
@@ -126,7 +126,7 @@ def test_hash_memory_is_that_of_the_cache() -> None:
     assert HashIndex.num_bytes(10**3, 1000) == HashIndex.num_bytes(10**12, 1000)
     slots = Slots(1000, torch.device("cpu"))
     index = HashIndex(10**12, slots)
-    held = sum(part.numel() * part.element_size() for part in (index._keys, index._slot_at, index._cell_of))
+    held = sum(part.numel() * part.element_size() for part in (index.keys, index.slot_at, index.cell_of))
     slot_bytes = sum(t.numel() * t.element_size() for t in (slots.row, slots.last_used, slots.priority, slots.pinned))
     assert (held + slot_bytes) / 1000 <= 64
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from hotrows.ops.distinct import kernel, reference
+from hotrows.ops.distinct import Distinct, kernel, reference
 from hotrows.ops.rows import NO_ROW
 
 
 def check(rows: torch.Tensor, device: torch.device) -> None:
     expected = reference.distinct(rows)
     answer = kernel.distinct(rows.to(device))
-    for name, ours, theirs in zip(("rows", "num", "inverse", "order", "starts"), answer, expected, strict=True):
+    for name, ours, theirs in zip(Distinct._fields, answer, expected, strict=True):
         assert ours.dtype == theirs.dtype, name
         torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0, msg=name)
 

@@ -14,23 +14,30 @@ The rules that make it exact (docs/architecture.md gives the argument):
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Lane, Mark, caller_mark, make_lanes, writable_state
-from hotrows.cache.late import LateNumbers, submit_counted
+from hotrows.cache.late import LateBad, LateNumbers, submit_counted
 from hotrows.cache.planner import Counts, Placing, Plan, Planner
+from hotrows.cache.resident import ResidentPlanner
 from hotrows.cache.stats import Stats
 from hotrows.errors import BadIdError
 from hotrows.ops.add_up import add_up
 from hotrows.ops.distinct import Distinct, distinct
-from hotrows.ops.row_update import row_update
 from hotrows.ops.rows import NO_ROW
+from hotrows.ops.update_rows import update_rows
 from hotrows.optim import RowOptimizer
 from hotrows.stores import Store
+
+if TYPE_CHECKING:  # needs Triton
+    from hotrows.cache.fused import Seat
+    from hotrows.cache.ring import Ring
 
 NOTHING_BAD = 0
 
@@ -53,11 +60,15 @@ class Request:
 
     distinct: Distinct
     number: int | None  # under which it was announced to the policy
-    made: Mark
+    made: Mark | None  # None: not yet on its way
     num_rows: LateNumbers
-    bad: LateNumbers | None
+    bad: LateNumbers | LateBad | None
     describe: Callable[[list[int]], str] | None
+    place: int | None = None  # in the ring, until it is planned for good
     checked: bool = False
+
+    def has_been_made(self) -> bool:
+        return self.made is not None and self.made.passed()
 
     def check(self) -> None:
         """Raise if the batch is bad; waits for the planning lane to have looked at it."""
@@ -67,6 +78,17 @@ class Request:
             if found[0] != NOTHING_BAD:
                 assert self.describe is not None
                 raise BadIdError(self.describe(found))
+
+
+@dataclass
+class Announcement:
+    """A batch that is to be announced by the ring."""
+
+    request: Request
+    ids: Tensor
+    place: int
+    number: int
+    made: tuple[Mark, ...]  # when the ids are there
 
 
 @dataclass
@@ -82,8 +104,24 @@ class Flight:
     counts: Counts | None = None
     moved: Mark | None = None
     used: Mark | None = None  # by a backward pass
+    used_up: bool = False  # nothing uses it after `used`
+    seat: int | None = None  # in the ring
     holds: int = 1
     landed: bool = False
+
+
+@dataclass
+class LookupGrads:
+    """Gradients of the bags of one forward pass, and what each lookup has of its bag's; see `ops.add_up`."""
+
+    grad: Tensor  # float32 or bfloat16 [bags, D]
+    bag_of: Tensor | None = None
+    scale: Tensor | None = None
+    winner: Tensor | None = None
+
+    def by_row(self, unique: Distinct) -> Tensor:
+        """Added up for each distinct row, float32."""
+        return add_up(self.grad.float(), unique.order, unique.starts, unique.num, self.bag_of, self.scale, self.winner)
 
 
 @dataclass
@@ -103,7 +141,7 @@ class RowGroup:
     """
 
     store: Store
-    planner: Planner
+    planner: Planner | ResidentPlanner
     optimizer: RowOptimizer | None
     device: torch.device
     stats: Stats = field(default_factory=Stats)
@@ -111,9 +149,13 @@ class RowGroup:
 
     def __post_init__(self) -> None:
         layout = self.store.layout
-        self.num_slots = self.planner.slots.num
+        self.num_slots = self.planner.num_slots
         self.dim = layout.dim
-        self.cache = torch.zeros(self.num_slots, layout.words, dtype=layout.dtype, device=self.device)
+        self.is_resident = isinstance(self.planner, ResidentPlanner)
+        if self.is_resident:
+            self.cache = self.store.view(0, self.store.num_rows)
+        else:
+            self.cache = torch.zeros(self.num_slots, layout.words, dtype=layout.dtype, device=self.device)
         self.plan_lane: Lane
         self.move_lane: Lane
         self.plan_lane, self.move_lane = make_lanes(self.device)
@@ -127,6 +169,15 @@ class RowGroup:
         self._abandoned: deque[Flight] = deque()
         self._next_number = 0
         self._num_pinned = 0
+        self._record_bytes = layout.num_bytes
+        self.uses_ring = self.device.type == "cuda"
+        self.ring: Ring | None = None
+        self._ahead = (0, 1)  # depth and window of the loop that looks ahead
+        self._placed: dict[int, Request] = {}  # place → who is in it
+        self._seated: dict[int, Flight] = {}  # seat → who was last in it
+        self._left: dict[int, list[Mark]] = {}  # seat → when who was last in it left
+        self._announcement: Announcement | None = None  # to be made with the next plan
+        self._last_move: Mark | None = None
         # at most so many slots of each plan since the oldest in flight may not be taken, be it landed, or have failed
         self._protected: dict[int, int] = {}
 
@@ -151,6 +202,7 @@ class RowGroup:
             describe: words for what `Rows.bad` found.
         """
         self._catch_up()
+        self.flush_announcement()
         number = None
         if announce:
             number, self._next_number = self._next_number, self._next_number + 1
@@ -177,10 +229,121 @@ class RowGroup:
 
     def withdraw(self, request: Request) -> None:
         """An announced batch will not be planned."""
+        self.flush_announcement()
         if request.number is not None:
             number, request.number = request.number, None
             self._planned = self.plan_lane.submit(lambda: self.planner.withdraw(request.distinct, number))
             self._bury(request, self._planned)
+            self._leave_place(request)
+
+    # -- the ring -----------------------------------------------------------------------------------------------
+
+    def open_ring(self, depth: int, window: int) -> None:
+        """A loop begins that looks so far ahead."""
+        self._ahead = (depth, window)
+
+    def announce_ids(self, ids: Tensor, part: IdColumns, describe: Callable[[list[int]], str]) -> Request | None:
+        """As `request` with `announce`, by kernels in a graph; None where ids are not of the shape for that."""
+        ring = self._ring_for(ids, part)
+        if ring is None:
+            return None
+        self._catch_up()
+        place = ring.next_place()
+        if place in self._placed:
+            return None
+        if not ring.has_room():
+            self.flush_announcement()
+            self._count_announced(wait=True)  # so that the table is made as large as it must be, and no larger
+        self.flush_announcement()
+        number, self._next_number = self._next_number, self._next_number + 1
+        pageable = self.device.type == "cuda" and not ids.is_cuda and not ids.is_pinned()
+        source = ids.pin_memory() if pageable else ids
+        told = ring.told[place]
+        bad = LateBad(told, ids, part.columns, ring.num_lookups)
+        request = Request(ring.places[place].distinct, number, None, told, bad, describe, place)
+        made = (caller_mark(self.device),) if ids.is_cuda else ()
+        self._announcement = Announcement(request, source, place, number, made)
+        self._placed[place] = request
+        self._uncounted.append(request)
+        return request
+
+    def flush_announcement(self) -> None:
+        """Announce at once what would have been announced with the next plan."""
+        if self._announcement is not None:
+            self._run_ring(None, None, ())
+
+    def _run_ring(self, place: int | None, plan: Callable[[], None] | None, after: tuple[Mark, ...]) -> Mark:
+        """One turn of the ring: announce what is to be announced, and plan the batch of a place, with its moves."""
+        ring, announcement = self.ring, self._announcement
+        assert ring is not None
+        self._announcement = None
+
+        def work() -> None:
+            if announcement is not None:
+                ring.prepare_announcement(announcement.ids, announcement.place, announcement.number)
+            if plan is not None:
+                plan()
+            ring.run(None if announcement is None else announcement.place, place, self.cache.data_ptr())
+
+        if announcement is not None:
+            after = (*announcement.made, *after)
+        mark = self._planned = self.plan_lane.submit(work, after, recorded=True)
+        if announcement is not None:
+            announcement.request.made = mark
+            announcement.request.num_rows.arrives(mark)
+            self._bury(announcement.ids, mark)
+        return mark
+
+    def _ring_for(self, ids: Tensor, part: IdColumns) -> "Ring | None":
+        if not self.uses_ring or ids.numel() == 0:
+            return None
+        from hotrows.cache.fused import reason_against
+        from hotrows.cache.ring import Ring, Shape
+
+        if reason_against(self.planner) is not None:
+            return None
+        depth, window = self._ahead
+        if depth == 0:
+            return None  # rows move at their batch's turn, those of the ring move before
+        shape = Shape(ids.shape[0], ids.shape[1], ids.dtype)
+        if self.ring is not None and self.ring.suits(shape, depth, window):
+            return self.ring
+        if self._placed or any(flight.seat is not None for flight in self._flights.values()):
+            return None  # the ring of another shape is in use, as by the loop whose last batch is a shorter one
+        with writable_state():
+            self.ring = Ring(
+                self.planner, part, shape, depth, window, self.store.num_rows, self.device, self._move_in_ring
+            )
+        caller_mark(self.device).wait()
+        self._seated.clear()
+        self._left.clear()
+        return self.ring
+
+    def _leave_place(self, request: Request) -> None:
+        if request.place is not None:
+            self._placed.pop(request.place)
+            request.place = None
+
+    def _plan_in_ring(self, request: Request) -> Flight | None:
+        """Plan an announced batch in its seat, None where it has none that is free."""
+        ring, place, number = self.ring, request.place, request.number
+        if ring is None or place is None or number is None:
+            return None
+        seat = ring.seat_of(place)
+        if seat in self._seated and not self._seated[seat].landed:
+            return None
+        oldest = min(self._flights, default=None)
+        made: list[int] = []
+        after = tuple(self._released)
+        waits = (*self._left.get(seat, ()), *after, *(() if self._last_move is None else (self._last_move,)))
+        mark = self._run_ring(place, lambda: made.append(ring.prepare_plan(place, oldest, number)), waits)
+        self._last_move = None
+        late = ring.counts[seat]
+        late.arrives(mark)
+        plan = ring.plan_in(seat, made[0], number)
+        flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, moved=mark, seat=seat)
+        self._seated[seat] = flight
+        return flight
 
     # -- plans --------------------------------------------------------------------------------------------------
 
@@ -192,8 +355,8 @@ class RowGroup:
 
     def settle(self, flight: Flight) -> bool:
         """Look at a plan's counts; queue its moves, or forget it where it did not fit."""
-        self._settle_all()
-        assert flight.counts is not None
+        while flight.counts is None:
+            self._settle_first()
         return bool(flight.counts.fits)
 
     def plan_now(self, request: Request, placing: Placing) -> Flight:
@@ -214,16 +377,9 @@ class RowGroup:
 
     def _plan(self, request: Request, placing: Placing, after: tuple[Mark, ...]) -> Flight:
         oldest = min(self._flights, default=None)
-        made: list[Plan] = []
-
-        def work() -> Tensor:
-            made.append(self.planner.plan(request.distinct, placing, oldest, request.number))
-            return made[0].counts
-
-        late, mark = submit_counted(self.plan_lane, work)
-        self._planned = mark
-        # what was released before this plan was made is what its moves wait for
-        flight = Flight(made[0], request, placing, late, mark, (*self._released, *after))
+        flight = self._plan_in_ring(request) if placing is Placing.ALL_OR_NOTHING else None
+        if flight is None:
+            flight = self._plan_freely(request, placing, after, oldest)
         self._flights[flight.plan.batch] = flight
         self._unsettled.append(flight)
         if placing is not Placing.NOTHING:
@@ -232,8 +388,26 @@ class RowGroup:
             self._protected[flight.plan.batch] = flight.plan.row_slots.numel()
         return flight
 
+    def _plan_freely(self, request: Request, placing: Placing, after: tuple[Mark, ...], oldest: int | None) -> Flight:
+        self.flush_announcement()
+        made: list[Plan] = []
+
+        def work() -> Tensor:
+            if request.place is not None:  # which another batch will take
+                request.distinct = Distinct(*(part.clone() for part in request.distinct))
+            made.append(self.planner.plan(request.distinct, placing, oldest, request.number))
+            return made[0].counts
+
+        late, mark = submit_counted(self.plan_lane, work)
+        self._leave_place(request)
+        self._planned = mark
+        # what was released before this plan was made is what its moves wait for
+        return Flight(made[0], request, placing, late, mark, (*self._released, *after))
+
     def _can_overflow(self, flight: Flight) -> bool:
         """Whether, for all the host knows without waiting, rows of a plan may have no slot."""
+        if isinstance(self.planner, ResidentPlanner):
+            return False
         if flight.placing is Placing.NOTHING or not self.planner.index.any_slot:
             return True
         return sum(self._protected.values()) + self._num_pinned > self.num_slots
@@ -251,7 +425,7 @@ class RowGroup:
         flight = self._unsettled.popleft()
         counts = flight.counts = Counts(*flight.late.get())
         self.planner.settle(flight.plan, counts, flight.placing)
-        record_bytes = self.store.layout.num_bytes
+        record_bytes = self._record_bytes
         self.stats.bytes_in += (counts.placed + counts.overflow) * record_bytes
         self.stats.bytes_out += counts.evictions * record_bytes
         if flight.placing is Placing.NOTHING:
@@ -267,8 +441,13 @@ class RowGroup:
         else:
             self.stats.shrinks += 1
             self._flights.pop(flight.plan.batch)
+            if flight.seat is not None:
+                del self._seated[flight.seat]
             self._bury(flight, flight.planned)
             return
+        if flight.seat is not None:
+            self._leave_place(flight.request)
+            flight.request.distinct = flight.plan.distinct
         if flight.moved is None:
             self._move(flight)
             if counts.overflow:
@@ -282,12 +461,28 @@ class RowGroup:
     # -- moves --------------------------------------------------------------------------------------------------
 
     def _move(self, flight: Flight) -> None:
+        if self.is_resident:
+            flight.moved = flight.planned
+            return
         plan, store, cache = flight.plan, self.store, self.cache
 
         def work() -> None:
             store.swap(cache, plan.move_slots, plan.move_out, plan.move_in, plan.num_moves)
 
-        flight.moved = self.move_lane.submit(work, (flight.planned, *flight.after))
+        flight.moved = self._submit_move(work, (flight.planned, *flight.after))
+
+    def _submit_move(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+        """Move rows outside the ring. Those in the ring run in the planning lane: each waits for all before it.
+
+        Whoever calls this has the marks of plans that the moves belong to among `after`, and with the last of them
+        all moves of the ring that came before.
+        """
+        self._last_move = self.move_lane.submit(work, after)
+        return self._last_move
+
+    def _move_in_ring(self, seat: "Seat") -> None:
+        if not self.is_resident:
+            self.store.swap(self.cache, seat.move_slots, seat.move_out, seat.move_in, seat.num_moves)
 
     def _fetch_overflow(self, flight: Flight) -> None:
         plan, store, cache = flight.plan, self.store, self.cache
@@ -296,7 +491,7 @@ class RowGroup:
             nothing = torch.full_like(plan.overflow_rows, NO_ROW)
             store.swap(cache, plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow)
 
-        flight.moved = self.move_lane.submit(work)
+        flight.moved = self._submit_move(work, (self._planned,))
 
     def _reserve_overflow(self, num: int) -> None:
         """Make the overflow buffer, which lies behind the slots, hold `num` records."""
@@ -312,7 +507,7 @@ class RowGroup:
 
     def _wait_for_moves(self) -> None:
         """Block the host until every queued move is done and nothing in the caller's lane uses the cache."""
-        self.move_lane.submit(_do_nothing, (caller_mark(self.device), self._planned)).wait()
+        self._submit_move(_do_nothing, (caller_mark(self.device), self._planned)).wait()
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -335,9 +530,13 @@ class RowGroup:
         if flight.holds == 0:
             self._land(flight)
 
-    def note_use(self, flight: Flight) -> None:
-        """The caller's lane, which need not be the one that will drop the flight, has used its plan and its slots."""
-        flight.used = caller_mark(self.device)
+    def note_use(self, flight: Flight, mark: Mark | None = None) -> None:
+        """The caller's lane, which need not be the one that will drop the flight, has used its plan and its slots.
+
+        With a mark, that was its only use.
+        """
+        flight.used = mark or caller_mark(self.device)
+        flight.used_up = mark is not None
         if flight.landed:
             self._bury(flight, flight.used)
 
@@ -348,18 +547,27 @@ class RowGroup:
         overflows = flight.counts is not None and flight.counts.overflow > 0
         return not overflows or flight.plan.batch == self.planner.batch
 
-    def update(self, flight: Flight, grads: Tensor) -> None:
+    def update(self, flight: Flight, grads: LookupGrads) -> None:
         """Apply one optimizer step to the rows of a plan, in the caller's lane."""
-        assert self.optimizer is not None
-        self.steps += 1
-        plan = flight.plan
-        self.optimizer.note_step()
-        row_update(
-            self.optimizer.rule, self.cache, plan.row_slots, grads, plan.distinct.num, self.dim,
-            self.optimizer.hyper(self.steps),
-        )  # fmt: skip
+        self.apply(flight.plan, grads, self.next_step())
         if flight.counts is not None and flight.counts.overflow > 0:
             self._write_back_overflow(flight)
+
+    def next_step(self) -> tuple[float, ...]:
+        """The numbers of the optimizer's next step, which is now counted."""
+        assert self.optimizer is not None
+        self.steps += 1
+        self.optimizer.note_step()
+        return self.optimizer.hyper(self.steps)
+
+    def apply(self, plan: Plan, grads: LookupGrads, hyper: Tensor | tuple[float, ...]) -> None:
+        """Update the records that a plan points to."""
+        assert self.optimizer is not None
+        unique = plan.distinct
+        update_rows(
+            self.optimizer.rule, self.cache, plan.row_slots, unique.num, grads.grad, unique.order, unique.starts,
+            grads.bag_of, grads.scale, grads.winner, self.dim, hyper, unique.block_rows,
+        )  # fmt: skip
 
     def update_together(self, contributions: list[Contribution]) -> None:
         """Add up the gradients of several passes by row, then apply one optimizer step."""
@@ -369,9 +577,8 @@ class RowGroup:
         self._bury(contributions, caller_mark(self.device))
         request = self.request(lambda: Rows(rows))
         flight = self.plan_now(request, Placing.WHAT_FITS)
-        plan = self.acquire(flight)
-        unique = plan.distinct
-        self.update(flight, add_up(grads, unique.order, unique.starts, unique.num, None, None, None))
+        self.acquire(flight)
+        self.update(flight, LookupGrads(grads))
         self.drop(flight)
 
     def _write_back_overflow(self, flight: Flight) -> None:
@@ -382,18 +589,21 @@ class RowGroup:
             nothing = torch.full_like(plan.overflow_rows, NO_ROW)
             store.swap(cache, plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow)
 
-        flight.moved = self.move_lane.submit(work, [caller_mark(self.device)])
+        flight.moved = self._submit_move(work, (caller_mark(self.device), self._planned))
         self.stats.bytes_out += flight.counts.overflow * store.layout.num_bytes
 
     def _land(self, flight: Flight) -> None:
-        marks = [caller_mark(self.device)]
+        marks = [] if flight.used_up else [caller_mark(self.device)]
         if flight.used is not None:
             marks.append(flight.used)
         flight.landed = True
+        if flight.seat is not None:
+            self._left[flight.seat] = marks
         del self._flights[flight.plan.batch]
         self._released = [mark for mark in self._released if not mark.passed()] + marks
         assert flight.moved is not None
-        self._bury(flight, *marks, flight.moved)
+        if flight.seat is None:  # the memory of a seat stays
+            self._bury(flight, *marks, flight.moved)
 
     # -- whole-table operations -----------------------------------------------------------------------------------
 
@@ -408,6 +618,9 @@ class RowGroup:
 
     def _move_all_slots(self, out: bool) -> None:
         self._settle_all()
+        if isinstance(self.planner, ResidentPlanner):
+            caller_mark(self.device).wait()
+            return
         store, cache, slots = self.store, self.cache, self.planner.slots
         moving: list[Tensor] = []
 
@@ -419,7 +632,7 @@ class RowGroup:
             store.swap(cache, place, rows if out else nothing, nothing if out else rows, num)
             moving.append((rows >= 0).sum())
 
-        self.move_lane.submit(work, (caller_mark(self.device), self._planned)).wait()
+        self._submit_move(work, (caller_mark(self.device), self._planned)).wait()
         num_bytes = int(moving[0]) * store.layout.num_bytes
         if out:
             self.stats.bytes_out += num_bytes
@@ -428,12 +641,16 @@ class RowGroup:
 
     def count_cached(self, first_row: int, num_rows: int) -> int:
         """How many of these rows are in the cache."""
+        if isinstance(self.planner, ResidentPlanner):
+            return num_rows
         self._wait_for_moves()
         rows = self.planner.slots.row
         return int(((rows >= first_row) & (rows < first_row + num_rows)).sum())
 
     def pin(self, rows: Tensor) -> None:
         """Bring rows into the cache and never evict them."""
+        if isinstance(self.planner, ResidentPlanner):
+            return
         flight = self.plan_now(self.request(lambda: Rows(rows)), Placing.WHAT_FITS)
         self._settle_all()
         assert flight.counts is not None
@@ -452,7 +669,10 @@ class RowGroup:
 
     def unpin(self) -> None:
         """Let pinned rows go again."""
-        self._planned = self.plan_lane.submit(lambda: _clear(self.planner.slots.pinned))
+        if isinstance(self.planner, ResidentPlanner):
+            return
+        pinned = self.planner.slots.pinned
+        self._planned = self.plan_lane.submit(lambda: _clear(pinned))
         self._num_pinned = 0
 
     # -- bookkeeping ----------------------------------------------------------------------------------------------
@@ -464,7 +684,7 @@ class RowGroup:
 
     def check(self, wait: bool = True) -> None:
         """Raise for a batch with bad ids among those to be checked later."""
-        while self._unchecked and (wait or self._unchecked[0].made.passed()):
+        while self._unchecked and (wait or self._unchecked[0].has_been_made()):
             self._unchecked.popleft().check()
 
     def totals(self) -> Stats:
@@ -486,12 +706,15 @@ class RowGroup:
             self.drop(self._abandoned.popleft())
         while self._buried and all(mark.passed() for mark in self._buried[0][0]):
             self._buried.popleft()
-        while self._uncounted and self._uncounted[0].num_rows.ready():
-            request = self._uncounted.popleft()
-            if request.number is not None:
-                self.planner.policy.counted(request.number, request.num_rows.get()[0])
+        self._count_announced(wait=False)
         while self._unsettled and self._unsettled[0].moved is not None and self._unsettled[0].late.ready():
             self._settle_first()
+
+    def _count_announced(self, wait: bool) -> None:
+        while self._uncounted and (wait or self._uncounted[0].num_rows.ready()):
+            request = self._uncounted.popleft()
+            if request.number is not None:
+                self.planner.counted(request.number, request.num_rows.get()[0])
 
 
 def _do_nothing() -> None:

@@ -35,8 +35,12 @@ class Mark(Protocol):
 
 
 class Lane(Protocol):
-    def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
-        """Queue work behind all work queued before and behind the given marks of other lanes."""
+    def submit(self, work: Callable[[], None], after: Iterable[Mark] = (), recorded: bool = False) -> Mark:
+        """Queue work behind all work queued before and behind the given marks of other lanes.
+
+        Args:
+            recorded: it replays a CUDA graph or copies, and makes no tensor.
+        """
 
 
 class Passed:
@@ -55,35 +59,52 @@ class Passed:
 class StreamMark:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._device = stream.device
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record(stream)
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record(stream)
 
     def passed(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def hold_caller(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
+        current_stream(self._device).wait_event(self.event)
 
     def wait(self) -> None:
-        self._event.synchronize()
+        self.event.synchronize()
 
 
 class StreamLane:
     def __init__(self, device: torch.device, priority: int = 0) -> None:
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
-    def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+    def submit(self, work: Callable[[], None], after: Iterable[Mark] = (), recorded: bool = False) -> Mark:
+        if recorded and torch.cuda.current_device() == self._stream.device_index:
+            return self._submit_recorded(work, after)
         with torch.cuda.stream(self._stream), writable_state():
             for mark in after:
                 mark.hold_caller()
             work()
             return StreamMark(self._stream)
 
+    def _submit_recorded(self, work: Callable[[], None], after: Iterable[Mark]) -> Mark:
+        """The same with less ado, for it is done several times a step."""
+        before = current_stream(self._stream.device)
+        torch.cuda.set_stream(self._stream)
+        try:
+            for mark in after:
+                if isinstance(mark, StreamMark):
+                    self._stream.wait_event(mark.event)
+                else:
+                    mark.hold_caller()
+            work()
+            return StreamMark(self._stream)
+        finally:
+            torch.cuda.set_stream(before)
+
 
 class CallerLane:
     """Does work at once in the calling thread."""
 
-    def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+    def submit(self, work: Callable[[], None], after: Iterable[Mark] = (), recorded: bool = False) -> Mark:
         for mark in after:
             mark.wait()
         with writable_state():
@@ -128,7 +149,7 @@ class ThreadLane:
         thread.start()
         weakref.finalize(self, _end, self._jobs, thread)
 
-    def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+    def submit(self, work: Callable[[], None], after: Iterable[Mark] = (), recorded: bool = False) -> Mark:
         mark = ThreadMark()
         self._jobs.put((work, tuple(after), mark))
         return mark
@@ -159,7 +180,20 @@ def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
 
 def caller_mark(device: torch.device) -> Mark:
     """The point that the caller's lane has got to."""
-    return StreamMark(torch.cuda.current_stream(device)) if device.type == "cuda" else Passed()
+    return StreamMark(current_stream(device)) if device.type == "cuda" else Passed()
+
+
+def current_stream(device: torch.device) -> torch.cuda.Stream:
+    """As `torch.cuda.current_stream`, which makes a new object each time and takes long over it."""
+    key = torch._C._cuda_getCurrentStream(device.index)
+    found = _streams.get(key)
+    if found is None:
+        found = _streams[key] = torch.cuda.current_stream(device)
+    return found
+
+
+PRIORITY = 0
+_streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
 
 
 def caller_device(device: torch.device) -> AbstractContextManager[object]:
@@ -170,6 +204,5 @@ def caller_device(device: torch.device) -> AbstractContextManager[object]:
 def make_lanes(device: torch.device) -> tuple[Lane, Lane]:
     """A lane to plan in and a lane to move rows in."""
     if device.type == "cuda":
-        # planning is a chain of small kernels that moves wait for: it goes before the training's large ones
-        return StreamLane(device, priority=-1), StreamLane(device, priority=-1)
+        return StreamLane(device, PRIORITY), StreamLane(device, PRIORITY)
     return CallerLane(), ThreadLane("hotrows-mover")

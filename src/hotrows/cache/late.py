@@ -32,6 +32,25 @@ class LateNumbers:
         return numbers
 
 
+class LateBad:
+    """What is bad in a batch of ids, from [distinct rows, lookups less the position of the first bad one]."""
+
+    def __init__(self, told: LateNumbers, ids: Tensor, columns: Tensor | None, num_lookups: int) -> None:
+        self._told = told
+        self._ids = ids
+        self._columns = columns
+        self._num_lookups = num_lookups
+
+    def get(self) -> list[int]:
+        """As `Rows.bad`."""
+        _, behind = self._told.get()
+        if behind == 0:
+            return [0, 0, 0]
+        position = self._num_lookups - behind
+        ids = self._ids if self._columns is None else self._ids[:, self._columns.to(self._ids.device)]
+        return [1, position, int(ids.flatten()[position])]
+
+
 def submit_counted(lane: Lane, work: Callable[[], Tensor], after: Iterable[Mark] = ()) -> tuple[LateNumbers, Mark]:
     """Queue work on a lane and send the tensor it answers to the host."""
     late: list[LateNumbers] = []

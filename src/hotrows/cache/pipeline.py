@@ -1,12 +1,26 @@
 """The pipeline of one group: batches announced, planned ahead of their turn, and their rows on the way.
 
-A plan is queued one turn before its moves, so that the host reads its counts without waiting. Where the batches in
-flight leave no room for the next one, the plan is put off, and the depth is smaller until there is room again.
+The host reads the counts of a plan a turn after it was queued (two in a ring, which is never waited for then). Where
+the batches in flight leave no room for the next one, its plan is made again later, and the depth is smaller until there
+is room again.
 """
 
 from collections import deque
+from dataclasses import dataclass
 
 from hotrows.cache.group import Flight, Request, RowGroup
+
+LAG_IN_RING = 2  # turns after which the host looks at a plan
+
+
+@dataclass
+class _Entry:
+    """A batch that has not come. Without a flight it is to be planned."""
+
+    request: Request
+    flight: Flight | None = None
+    turn: int = 0  # in which it was planned
+    seen: bool = False  # the plan fitted
 
 
 class Pipeline:
@@ -17,57 +31,92 @@ class Pipeline:
     def __init__(self, group: RowGroup, depth: int) -> None:
         self._group = group
         self._depth = depth
-        self._waiting: deque[Request] = deque()
-        self._moving: deque[tuple[Request, Flight]] = deque()
-        self._planned: Flight | None = None  # of the first one waiting, not looked at yet
+        self._coming: deque[_Entry] = deque()
+        self._turn = 0
         self._current: tuple[Request, Flight | None] | None = None
+        self._last: tuple[Request, Flight] | None = None  # kept in flight for one turn more
 
     def announce(self, request: Request) -> None:
         """A batch that comes after all announced before."""
-        self._waiting.append(request)
+        self._coming.append(_Entry(request))
 
     def turn(self) -> tuple[Request, Flight | None]:
         """The next batch; its plan, or None if it must be planned on the spot because it does not fit the cache."""
         self.finish()
+        self._turn += 1
         self._advance()
-        if self._moving:
-            self._current = self._moving.popleft()
-        else:
-            self._current = self._waiting.popleft(), None
+        self._group.flush_announcement()
+        entry = self._coming.popleft()
+        self._current = entry.request, entry.flight
         return self._current
 
     def finish(self) -> None:
-        """The current batch is done with."""
+        """The current batch is done with.
+
+        In a ring it stays in flight for one turn more, where there is room: the next plan and its moves then wait for
+        the batch before it, and run while it still trains.
+        """
         if self._current is not None:
             request, flight = self._current
             self._current = None
-            self._let_go(request, flight)
+            self._let_last_go()
+            if flight is not None and flight.seat is not None and self._depth > 0:
+                self._last = (request, flight)
+            else:
+                self._let_go(request, flight)
 
     def close(self) -> None:
         """Forget the batches that have not come. Rows on their way arrive, and simply are in the cache."""
         self.finish()
-        self._look()
-        while self._moving:
-            self._let_go(*self._moving.popleft())
-        while self._waiting:
-            self._group.withdraw(self._waiting.popleft())
+        self._let_last_go()
+        while self._coming:
+            entry = self._coming.popleft()
+            if entry.flight is not None and not entry.seen:
+                self._look(entry)
+            if entry.flight is not None:
+                self._group.drop(entry.flight)
+            else:
+                self._group.withdraw(entry.request)
 
     def _advance(self) -> None:
-        self._look()
-        # the batch whose turn it is, and `depth` more
-        while len(self._moving) <= self._depth and self._waiting:
-            self._planned = self._group.plan_ahead(self._waiting[0])
-            if not self._look():
+        """Look at plans made some turns ago; plan the batch whose turn it is, and more ahead of theirs."""
+        for entry in self._coming:
+            if entry.flight is None:
+                break
+            lag = 1 if entry.flight.seat is None else LAG_IN_RING
+            if not entry.seen and entry.turn <= self._turn - lag:
+                self._look(entry)
+        # the batch whose turn it is, and `depth` more, are looked at; those after them will be
+        ahead = LAG_IN_RING if self._in_ring() else 1
+        for place, entry in enumerate(self._coming):
+            if place > self._depth + ahead:
                 return
-        if self._waiting:
-            self._planned = self._group.plan_ahead(self._waiting[0])
+            if place == 0 and entry.flight is not None and not entry.seen:
+                self._look(entry)
+            while entry.flight is None:
+                entry.flight, entry.turn, entry.seen = self._group.plan_ahead(entry.request), self._turn, False
+                if place > self._depth:
+                    break
+                if not self._look(entry) and not self._let_last_go():
+                    return
 
-    def _look(self) -> bool:
-        """See whether the plan made last fitted."""
-        flight, self._planned = self._planned, None
-        if flight is None or not self._group.settle(flight):
+    def _in_ring(self) -> bool:
+        return bool(self._coming) and self._coming[0].flight is not None and self._coming[0].flight.seat is not None
+
+    def _look(self, entry: _Entry) -> bool:
+        """See whether a plan fitted; where it did not, the batch has none again."""
+        assert entry.flight is not None
+        entry.seen = self._group.settle(entry.flight)
+        if not entry.seen:
+            entry.flight = None
+        return entry.seen
+
+    def _let_last_go(self) -> bool:
+        """Let the batch before the current one land; whether there was one."""
+        if self._last is None:
             return False
-        self._moving.append((self._waiting.popleft(), flight))
+        last, self._last = self._last, None
+        self._let_go(*last)
         return True
 
     def _let_go(self, request: Request, flight: Flight | None) -> None:

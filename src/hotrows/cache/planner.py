@@ -73,6 +73,10 @@ class Planner:
         policy.bind(slots)
         self.batch = 0
 
+    @property
+    def num_slots(self) -> int:
+        return self.slots.num
+
     def announce(self, distinct: Distinct, number: int) -> None:
         """Tell the policy of a batch that will be planned later."""
         if self.policy.looks_ahead:
@@ -82,6 +86,10 @@ class Planner:
         """Take back what was announced."""
         if self.policy.looks_ahead:
             self.policy.withdraw(*self._find(distinct), distinct.num, number)
+
+    def counted(self, number: int, num_rows: int) -> None:
+        """The host has learned how many rows an announced batch has."""
+        self.policy.counted(number, num_rows)
 
     def plan(self, distinct: Distinct, placing: Placing, oldest: int | None = None, number: int | None = None) -> Plan:
         """Plan the next batch.
@@ -160,7 +168,7 @@ class Planner:
             batch=self.batch,
             number=number,
             distinct=distinct,
-            slots=_spread(row_slots, distinct.inverse),
+            slots=spread(row_slots, distinct.inverse),
             row_slots=row_slots,
             move_slots=chosen,
             move_out=move_out,
@@ -205,7 +213,7 @@ def _compact(mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return moved[:length], position[:length], mask.sum(dtype=torch.int32).reshape(1)
 
 
-def _spread(row_slots: Tensor, inverse: Tensor) -> Tensor:
+def spread(row_slots: Tensor, inverse: Tensor) -> Tensor:
     """Slots of distinct rows → slots of lookups, NO_SLOT where a lookup has no row."""
     if row_slots.numel() == 0:
         return torch.full_like(inverse, NO_SLOT)

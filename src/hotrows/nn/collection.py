@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hotrows.batch import Jagged
 from hotrows.cache.group import Rows
+from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.policies import Policy
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
 from hotrows.nn.module import CachedModule
@@ -31,7 +32,7 @@ class EmbeddingBagCollection(CachedModule):
         optimizer: a row optimizer, such as `hotrows.optim.SGD(lr=0.1)`; None for rows that are only read.
         policy: who stays in the cache, a name in `hotrows.POLICIES` or a `Policy`.
         index: "auto", "direct", "hash" or "set-associative".
-        store: "ram".
+        store: "ram": all rows in host memory; "device": all on the device, without a cache.
         seed: of the first values.
 
     Example::
@@ -128,7 +129,7 @@ class EmbeddingBagCollection(CachedModule):
             _, position, value = found
             return self._complaint(part.features[position % part.num], f"sample {position // part.num}", value)
 
-        return Lookups(make, describe, key=(ids,))
+        return Lookups(make, describe, key=(ids,), columns=part.id_columns)
 
     def _jagged(self, ids: Jagged) -> list[Lookups]:
         num_features = ids.lengths.shape[0]
@@ -205,5 +206,7 @@ class _Features:
         self.columns: Tensor | None = None
         if self.num != len(table_of):
             self.columns = torch.tensor(mine, device=device)
+        self.id_columns = IdColumns(self.columns, self.first_row, self.num_rows)
+        if self.columns is not None:
             self.others = torch.ones(len(table_of), dtype=torch.bool, device=device)
             self.others[self.columns] = False

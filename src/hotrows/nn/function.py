@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hotrows.cache.group import Flight, RowGroup
-from hotrows.nn.updates import OpenPass, Updates
-from hotrows.ops.add_up import add_up
+from hotrows.cache.group import Flight, LookupGrads, RowGroup
+from hotrows.nn.updates import RecordedUpdates, Updates
 from hotrows.ops.pool import pool
 
 
@@ -27,7 +26,7 @@ class PooledRows(torch.autograd.Function):
         flight: Flight,
         offsets: Tensor | None,
         mode: str,
-        updates: Updates | None,
+        updates: Updates | RecordedUpdates | None,
     ) -> Tensor:
         plan = flight.plan
         pooled, winner = pool(group.cache, plan.slots, offsets, weights, group.dim, mode)
@@ -46,16 +45,13 @@ class PooledRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grad.float().contiguous()
+        grad = (grad if grad.is_cuda and grad.dtype is torch.bfloat16 else grad.float()).contiguous()
         grad_weights = None
         if ctx.rows is not None:
             by_lookup = grad if ctx.bag_of is None else grad[ctx.bag_of]
             grad_weights = (by_lookup * ctx.rows).sum(1)
         if ctx.updates is not None:
-            unique = ctx.flight.plan.distinct
-            grads = add_up(grad, unique.order, unique.starts, unique.num, ctx.bag_of, ctx.scale, ctx.winner)
-            opened: OpenPass = ctx.opened
-            ctx.updates.reach(opened, grads)
+            ctx.updates.reach(ctx.opened, ctx.flight, LookupGrads(grad, ctx.bag_of, ctx.scale, ctx.winner))
         return None, grad_weights, None, None, None, None, None
 
 

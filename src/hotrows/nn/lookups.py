@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.group import NOTHING_BAD, Rows
+from hotrows.cache.id_columns import IdColumns
 from hotrows.ops.rows import NO_ROW
 
 BAD_ID = 1
@@ -26,6 +27,7 @@ class Lookups:
     key: tuple[Tensor, ...]  # the user's tensors that decide the rows, compared to find a plan
     offsets: Tensor | None = None  # int32 [bags + 1], None where every bag is one lookup
     weights: Tensor | None = None  # float32 [N]
+    columns: IdColumns | None = None  # where the one tensor of `key` is ids [B, F] with one id per bag
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ from hotrows.cache.stats import Stats
 from hotrows.nn.function import PooledRows
 from hotrows.nn.lookups import Lookups, on_device
 from hotrows.nn.tables import TableSet, check_arguments, check_memory, choose_device, make_set, size_groups
+from hotrows.nn.updates import RecordedUpdates
 from hotrows.optim import RowOptimizer
 from hotrows.stores.memory import available_host_memory, require_memory
 from hotrows.table import Table
@@ -31,6 +32,11 @@ class Ahead:
         self.flights: list[Flight | None] = [None] * len(self.requests)
         self._keys = [part.key for part in lookups]
         self._versions = [[_version(tensor) for tensor in key] for key in self._keys]
+
+    @property
+    def ids(self) -> list[Tensor]:
+        """The user's tensors that decide the rows."""
+        return [tensor for key in self._keys for tensor in key]
 
     def matches(self, lookups: Sequence[Lookups]) -> bool:
         """Whether a forward pass looks up what was looked ahead."""
@@ -76,6 +82,7 @@ class CachedModule(nn.Module):
         self.device = choose_device(device)
         self._anchor = torch.zeros((), dtype=torch.float32, device=self.device, requires_grad=True)
         self._ahead: Ahead | None = None
+        self._recorded: list[tuple[Flight, RecordedUpdates]] | None = None
         self._close_lookahead: Callable[[], None] | None = None
         self._warned = False
         self._frozen = False
@@ -84,10 +91,10 @@ class CachedModule(nn.Module):
         by_dim: dict[int, list[Table]] = {}
         for table, width in zip(self.tables, dims, strict=True):
             by_dim.setdefault(width, []).append(table)
-        plans = size_groups(by_dim, cache, optimizer, index)
-        check_memory(by_dim, plans, self.device)
+        plans = size_groups(by_dim, cache, optimizer, index, store)
+        check_memory(by_dim, plans, store, self.device)
         self._sets = [
-            make_set(by_dim[layout.dim], layout, num_slots, optimizer, policy, name, self.device, seed)
+            make_set(by_dim[layout.dim], layout, num_slots, optimizer, policy, name, store, self.device, seed)
             for layout, num_slots, name in plans
         ]
         self.index = plans[0][2]
@@ -99,6 +106,8 @@ class CachedModule(nn.Module):
 
     def _pooled(self, lookups: Sequence[Lookups]) -> list[Tensor]:
         """float32 [bags, D] of each group."""
+        if self._recorded is not None:
+            return self._pooled_in_recording(self._recorded)
         trains = self.training and torch.is_grad_enabled() and not self._frozen
         ahead = self._ahead
         if ahead is not None and not ahead.matches(lookups):
@@ -122,6 +131,9 @@ class CachedModule(nn.Module):
         group = tables.group
         group.check(wait=False)
         request, flight = ahead or (group.request(lookups.make, lookups.describe), None)
+        if flight is not None and flight.landed and flight.seat is not None:
+            # the place of its rows may be another batch's by now
+            request, flight = group.request(lookups.make, lookups.describe), None
         if flight is None or flight.landed:
             if self.device.type == "cpu":
                 request.check()
@@ -142,6 +154,14 @@ class CachedModule(nn.Module):
         finally:
             group.drop(flight)
 
+    def _pooled_in_recording(self, parts: list[tuple[Flight, RecordedUpdates]]) -> list[Tensor]:
+        if not (self.training and torch.is_grad_enabled()) or self._frozen:
+            raise RuntimeError("the bags are read, not trained, in a step")
+        return [
+            PooledRows.apply(self._anchor, None, tables.group, flight, None, self.mode, updates)  # type: ignore[no-untyped-call]
+            for tables, (flight, updates) in zip(self._sets, parts, strict=True)
+        ]
+
     def _warn_of_mismatch(self) -> None:
         if not self._warned:
             self._warned = True
@@ -159,11 +179,14 @@ class CachedModule(nn.Module):
     def look_at(self, ids: Any) -> Ahead:
         """Announce a batch to the policies. Used by `hotrows.lookahead`."""
         lookups = self._lookups(ids)
-        requests = [
-            tables.group.request(part.make, part.describe, announce=True)
-            for tables, part in zip(self._sets, lookups, strict=True)
-        ]
+        requests = [self._announce(tables.group, part) for tables, part in zip(self._sets, lookups, strict=True)]
         return Ahead(lookups, requests)
+
+    def _announce(self, group: RowGroup, part: Lookups) -> Request:
+        request = None
+        if part.columns is not None:
+            request = group.announce_ids(part.key[0], part.columns, part.describe)
+        return request or group.request(part.make, part.describe, announce=True)
 
     def open_lookahead(self, close: Callable[[], None]) -> None:
         """A loop that looks ahead begins. Used by `hotrows.lookahead`."""
@@ -178,7 +201,24 @@ class CachedModule(nn.Module):
 
     def set_current(self, ahead: Ahead | None) -> None:
         """The batch that the next forward pass is expected to be of. Used by `hotrows.lookahead`."""
-        self._ahead = ahead
+        object.__setattr__(self, "_ahead", ahead)  # twice a step, and no module or parameter
+
+    @property
+    def current(self) -> Ahead | None:
+        """The batch whose turn it is in `hotrows.lookahead`."""
+        return self._ahead
+
+    def current_ids(self) -> list[Tensor]:
+        return [] if self._ahead is None else self._ahead.ids
+
+    @contextmanager
+    def recorded(self, parts: list[tuple[Flight, RecordedUpdates]]) -> Iterator[None]:
+        """Forward passes inside are those of a recorded step, on these plans. Used by `hotrows.graphed`."""
+        self._recorded = parts
+        try:
+            yield
+        finally:
+            self._recorded = None
 
     @property
     def groups(self) -> list[RowGroup]:
@@ -230,7 +270,8 @@ class CachedModule(nn.Module):
         require_memory(
             f"a copy of table {name!r}", num_bytes, available_host_memory(), "host memory", "read it in parts"
         )
-        return tables.part(table, "weight").clone(memory_format=torch.contiguous_format)
+        weight = tables.part(table, "weight")
+        return weight.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
     def _load_weight(self, name: str, weight: Tensor) -> None:
         table, tables = self._table(name), self._set_of[name]
@@ -270,7 +311,7 @@ class CachedModule(nn.Module):
         """
         self.flush()
         table, tables = self._table(name), self._set_of[name]
-        parts = {part.name: tables.part(table, part.name) for part in tables.group.store.layout.state}
+        parts = {part.name: tables.part(table, part.name).cpu() for part in tables.group.store.layout.state}
         return {"step": torch.tensor(float(tables.group.steps)), **parts}
 
     def load_row_state(self, name: str, state: Mapping[str, Tensor]) -> None:

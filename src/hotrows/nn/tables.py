@@ -11,15 +11,17 @@ from hotrows.cache.indexes import INDEXES, check_index, choose_index, make_index
 from hotrows.cache.planner import Planner
 from hotrows.cache.policies import Policy, make_policy
 from hotrows.cache.policies.frequency import Frequency
+from hotrows.cache.resident import ResidentPlanner
 from hotrows.cache.slots import Slots
 from hotrows.nn.updates import Updates
 from hotrows.optim import RowOptimizer, check_optimizer
-from hotrows.stores import RamStore, RecordLayout
+from hotrows.stores import DeviceStore, RamStore, RecordLayout
 from hotrows.stores.first_values import check_first_values
 from hotrows.stores.memory import available_host_memory, available_memory, readable, require_memory
 from hotrows.table import Table
 
 MODES = ("sum", "mean", "max")
+STORES = ("ram", "device")
 
 
 class TableSet:
@@ -80,8 +82,8 @@ def check_arguments(
         raise ValueError(f"dim is {dim!r}, it must be a whole number from 1 up")
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}: known are {', '.join(MODES)}")
-    if store != "ram":
-        raise ValueError(f"store is {store!r}: known is ram")
+    if store not in STORES:
+        raise ValueError(f"store is {store!r}: known are {', '.join(STORES)}")
     check_cache(cache)
     check_index(index)
     make_policy(policy)
@@ -97,7 +99,7 @@ def check_arguments(
 
 
 def size_groups(
-    by_dim: dict[int, list[Table]], cache: int | str, optimizer: RowOptimizer | None, index: str
+    by_dim: dict[int, list[Table]], cache: int | str, optimizer: RowOptimizer | None, index: str, store: str
 ) -> list[tuple[RecordLayout, int, str]]:
     """Record layout, number of slots and index of every group. A cache in rows or bytes is shared out by bytes."""
     fields = () if optimizer is None else optimizer.fields
@@ -110,15 +112,24 @@ def size_groups(
     sized = []
     for dim in by_dim:
         slots = min(num_rows[dim], max(1, round(total_slots * num_rows[dim] / total_rows)))
+        if store == "device":
+            sized.append((layouts[dim], num_rows[dim], "none"))
+            continue
         name = choose_index(index, num_rows[dim], slots)
         sized.append((layouts[dim], INDEXES[name].round_slots(slots), name))
     return sized
 
 
 def check_memory(
-    by_dim: dict[int, list[Table]], plans: list[tuple[RecordLayout, int, str]], device: torch.device
+    by_dim: dict[int, list[Table]], plans: list[tuple[RecordLayout, int, str]], store: str, device: torch.device
 ) -> None:
     """Raise before anything is allocated if rows or caches of all groups do not fit."""
+    if store == "device":
+        rows = sum(num * layout.num_bytes for layout, num, _ in plans)
+        require_memory(
+            "all rows", rows, available_memory(device), f"memory on {device}", "use store='ram', with a cache on it"
+        )
+        return
     num_rows = {dim: sum(table.num_rows for table in tables) for dim, tables in by_dim.items()}
     slots = sum(num for _, num, _ in plans)
     caches = sum(num * layout.num_bytes for layout, num, _ in plans)
@@ -147,11 +158,15 @@ def make_set(
     optimizer: RowOptimizer | None,
     policy: str | Policy,
     index: str,
+    store: str,
     device: torch.device,
     seed: int,
 ) -> TableSet:
     num_rows = sum(table.num_rows for table in tables)
-    store = RamStore(tables, layout, device, seed)
+    if store == "device":
+        resident = RowGroup(DeviceStore(tables, layout, device, seed), ResidentPlanner(num_rows), optimizer, device)
+        return TableSet(tables, resident)
+    rows = RamStore(tables, layout, device, seed)
     slots = Slots(num_slots, device)
     chosen = make_policy(policy)
     chosen.check(num_rows)
@@ -159,4 +174,4 @@ def make_set(
         sizes = torch.tensor([table.num_rows for table in tables])
         chosen.ranking.number_within(sizes.cumsum(0) - sizes)
     planner = Planner(slots, make_index(index, num_rows, slots), chosen)
-    return TableSet(tables, RowGroup(store, planner, optimizer, device))
+    return TableSet(tables, RowGroup(rows, planner, optimizer, device))

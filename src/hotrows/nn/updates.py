@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrows.cache.group import Contribution, Flight, RowGroup
+from hotrows.cache.group import Contribution, Flight, LookupGrads, RowGroup
 
 
 class OpenPass:
@@ -46,10 +46,9 @@ class Updates:
         self._open.add(opened)
         return opened
 
-    def reach(self, opened: OpenPass, grads: Tensor) -> None:
-        """The backward pass has come to a forward pass; `grads` are those of its distinct rows."""
+    def reach(self, opened: OpenPass, flight: Flight, grads: LookupGrads) -> None:
+        """The backward pass has come to a forward pass."""
         self._open.discard(opened)
-        flight = opened.flight
         if not self._accumulating and self._backward != _graph_task():
             self._gathered.clear()  # of a backward pass that failed
             self._backward = _graph_task()
@@ -57,7 +56,11 @@ class Updates:
         if alone and self._group.can_update_in_place(flight):
             self._group.update(flight, grads)
         else:
-            self._gathered.append(Contribution(flight.plan.distinct.rows[: grads.shape[0]], grads))
+            by_row = grads.by_row(flight.plan.distinct)
+            rows = flight.plan.distinct.rows[: by_row.shape[0]]
+            if flight.seat is not None:
+                rows = rows.clone()  # a seat is another batch's once this one has landed
+            self._gathered.append(Contribution(rows, by_row))
             if len(self._gathered) == 1 and not self._accumulating:
                 engine: Any = torch.autograd.Variable._execution_engine
                 engine.queue_callback(self._apply)
@@ -80,6 +83,23 @@ class Updates:
         gathered, self._gathered = self._gathered, []
         if gathered:
             self._group.update_together(gathered)
+
+
+class RecordedUpdates:
+    """The updates of one group in a recorded step: one forward pass, one backward pass, rows in their slots."""
+
+    def __init__(self, group: RowGroup, hyper: Tensor) -> None:
+        self._group = group
+        self._hyper = hyper
+        self._num_open = 0
+
+    def open(self, flight: Flight) -> None:
+        self._num_open += 1
+        if self._num_open > 1:
+            raise RuntimeError("the bags are called more than once in a step")
+
+    def reach(self, opened: None, flight: Flight, grads: LookupGrads) -> None:
+        self._group.apply(flight.plan, grads, self._hyper)
 
 
 def _graph_task() -> int:

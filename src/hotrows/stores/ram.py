@@ -38,7 +38,7 @@ class RamStore:
         self.records = _map(num_bytes).view(layout.dtype).view(self.num_rows, layout.words)
         if device.type == "cuda":
             _register(self, self.records)
-        self._fill(tables, device, seed)
+        fill(self.records, tables, layout, device, seed)
 
     def swap(self, cache: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
         swap(cache, self.records, slots, rows_out, rows_in, num)
@@ -46,20 +46,22 @@ class RamStore:
     def view(self, start: int, stop: int) -> Tensor:
         return self.records[start:stop]
 
-    def _fill(self, tables: Sequence[Table], device: torch.device, seed: int) -> None:
-        step = max(1, FILL_BYTES // self.layout.num_bytes)
-        first_row = 0
-        for table in tables:
-            key = table_key(seed, table.name)
-            for start in range(0, table.num_rows, step):
-                stop = min(start + step, table.num_rows)
-                ids = torch.arange(start, stop, device=device)
-                chunk = torch.zeros(stop - start, self.layout.words, dtype=self.layout.dtype, device=device)
-                chunk[:, : self.layout.dim] = first_values(table.init, ids, self.layout.dim, table.num_rows, key)
-                for part in self.layout.state:
-                    chunk[:, self.layout.columns(part.name)] = part.first_value
-                self.records[first_row + start : first_row + stop].copy_(chunk)
-            first_row += table.num_rows
+
+def fill(records: Tensor, tables: Sequence[Table], layout: RecordLayout, device: torch.device, seed: int) -> None:
+    """Write the first values of all rows, made on `device`."""
+    step = max(1, FILL_BYTES // layout.num_bytes)
+    first_row = 0
+    for table in tables:
+        key = table_key(seed, table.name)
+        for start in range(0, table.num_rows, step):
+            stop = min(start + step, table.num_rows)
+            ids = torch.arange(start, stop, device=device)
+            chunk = torch.zeros(stop - start, layout.words, dtype=layout.dtype, device=device)
+            chunk[:, : layout.dim] = first_values(table.init, ids, layout.dim, table.num_rows, key)
+            for part in layout.state:
+                chunk[:, layout.columns(part.name)] = part.first_value
+            records[first_row + start : first_row + stop].copy_(chunk)
+        first_row += table.num_rows
 
 
 def _map(num_bytes: int) -> Tensor:

@@ -8,6 +8,7 @@ from hotrows.batch import Batch
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
 from hotrows.strategies.base import Strategy
+from hotrows.strategies.lookahead import lookahead
 from hotrows.table import Table
 
 
@@ -17,9 +18,8 @@ class DeviceStrategy(Strategy):
     def make_bags(
         self, tables: Sequence[Table], dim: int, optimizer: RowOptimizer, device: torch.device, seed: int
     ) -> EmbeddingBagCollection:
-        return EmbeddingBagCollection(
-            tables, dim, cache="100%", optimizer=optimizer, policy="lru", index="direct", device=device, seed=seed
-        )
+        return EmbeddingBagCollection(tables, dim, optimizer=optimizer, store="device", device=device, seed=seed)
 
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
-        return iter(loader)
+        # a batch's rows are sorted while earlier ones train
+        return lookahead(loader, bags, self.cache.depth, self.cache.depth + 3)

@@ -72,7 +72,7 @@ def lookahead(
         raise ValueError(f"window is {window!r}, it must be a whole number from 1 to {WINDOW_LIMIT}")
     if not isinstance(bags, CachedModule):
         raise ValueError(f"bags are a {type(bags).__name__}, give an EmbeddingBagCollection or an EmbeddingBag")
-    return _run(iter(loader), bags, depth, max(window, min(depth + 1, WINDOW_LIMIT)), ids)
+    return _run(iter(loader), bags, depth, max(window, min(depth + 3, WINDOW_LIMIT)), ids)
 
 
 def _run(batches: Iterator[B], bags: CachedModule, depth: int, window: int, ids: Callable[[B], Any]) -> Iterator[B]:
@@ -80,7 +80,7 @@ def _run(batches: Iterator[B], bags: CachedModule, depth: int, window: int, ids:
         yield from batches
         return
     bags.close_lookahead()
-    ahead = _Loop(bags, depth)
+    ahead = _Loop(bags, depth, window)
     bags.open_lookahead(ahead.close)
     coming: deque[_Coming[B]] = deque()
     more = True
@@ -126,8 +126,10 @@ def _read(batches: Iterator[B], loop: "_Loop", ids: Callable[[B], Any]) -> _Comi
 class _Loop:
     """The pipelines of one loop over the batches."""
 
-    def __init__(self, bags: CachedModule, depth: int) -> None:
+    def __init__(self, bags: CachedModule, depth: int, window: int) -> None:
         self._bags = bags
+        for group in bags.groups:
+            group.open_ring(depth, window)
         self._pipelines = [Pipeline(group, depth) for group in bags.groups]
         self._closed = False
 

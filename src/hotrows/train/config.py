@@ -59,6 +59,7 @@ class TrainConfig:
     eval_batch_size: int = 8192
     log_every: int = 20
     precision: str = "fp32"
+    graphs: bool = True  # on CUDA: replay the training step from CUDA graphs
     shuffle: bool = False
 
 

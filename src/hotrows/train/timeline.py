@@ -80,9 +80,9 @@ class _WatchedLane:
         self._lane = lane
         self._timeline = timeline
 
-    def submit(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+    def submit(self, work: Callable[[], None], after: Iterable[Mark] = (), recorded: bool = False) -> Mark:
         def timed() -> None:
             with self._timeline.span("move"):
                 work()
 
-        return self._lane.submit(timed, after)
+        return self._lane.submit(timed, after, recorded)

@@ -12,10 +12,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotrows.batch import Batch
 from hotrows.cache.stats import Stats
+from hotrows.data.read_ahead import read_ahead
 from hotrows.data.schema import DataSet, Loader
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.strategies import Strategy
 from hotrows.train.config import RunConfig, TrainConfig
+from hotrows.train.graphs import graphed
 from hotrows.train.metrics import ClickMetrics
 from hotrows.train.schedule import make_schedules
 from hotrows.train.timeline import Timeline
@@ -85,6 +87,7 @@ class Trainer:
         self._observers = observers
         self._timeline = timeline
         self._log = _Log(parts, timeline)
+        self.graphed = graphed(self._step, parts.bags) if config.train.graphs else None
 
     def train(self) -> Outcome:
         """Train, evaluate, and leave every row in the store. Ctrl-C ends it early, with all that was trained."""
@@ -99,7 +102,7 @@ class Trainer:
         try:
             for batch, ends_epoch in self._epochs(loader, num_steps):
                 with self._timeline.span("train", "train"):
-                    loss = self._step(batch)
+                    loss = (self.graphed or self._step)(batch)
                     for schedule in schedules:
                         schedule.step()
                 step += 1
@@ -137,7 +140,8 @@ class Trainer:
         for epoch in range(self._config.train.epochs):
             loader.set_epoch(epoch)
             self._parts.bags.train()
-            loaded = self._timeline.timed(loader, "load", "load")
+            on_gpu = self._parts.device.type == "cuda"
+            loaded = self._timeline.timed(read_ahead(_pinned, loader, 1) if on_gpu else loader, "load", "load")
             planned = self._timeline.timed(self._strategy.batches(loaded, self._parts.bags), "plan", "plan")
             for number, batch in enumerate(planned, start=1):
                 yield batch, number == len(loader)
@@ -169,7 +173,7 @@ class Trainer:
         return [self._parts.dense_optimizer, rows]
 
     def _tell(self, record: dict[str, Any]) -> None:
-        record["lr"] = self._parts.dense_optimizer.param_groups[0]["lr"]
+        record["lr"] = float(self._parts.dense_optimizer.param_groups[0]["lr"])
         for observer in self._observers:
             observer.trained(record)
 
@@ -187,6 +191,13 @@ def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[obj
     finally:
         parts.bags.train(was_training)
     return metrics.result()
+
+
+def _pinned(batch: Batch) -> Batch:
+    """In memory that a GPU can copy from while the host goes on."""
+    if not isinstance(batch.ids, Tensor):
+        return batch
+    return Batch(batch.dense.pin_memory(), batch.ids.pin_memory(), batch.label.pin_memory())
 
 
 class _Log:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.indexes.base import Index
+from hotrows.cache.lanes import writable_state
 from hotrows.cache.slots import Slots
 from hotrows.ops import row_table
 from hotrows.ops.rows import NO_SLOT
@@ -18,10 +19,10 @@ CELLS_PER_SLOT = 3
 class HashIndex(Index):
     def __init__(self, num_rows: int, slots: Slots) -> None:
         super().__init__(num_rows, slots)
-        self._num_cells = CELLS_PER_SLOT * slots.num + 1
-        self._keys = torch.empty(self._num_cells + 1, dtype=torch.int64, device=slots.device)
-        self._slot_at = torch.empty(self._num_cells + 1, dtype=torch.int32, device=slots.device)
-        self._cell_of = torch.empty(slots.num + 1, dtype=torch.int32, device=slots.device)
+        self.num_cells = CELLS_PER_SLOT * slots.num + 1
+        self.keys = torch.empty(self.num_cells + 1, dtype=torch.int64, device=slots.device)
+        self.slot_at = torch.empty(self.num_cells + 1, dtype=torch.int32, device=slots.device)
+        self.cell_of = torch.empty(slots.num + 1, dtype=torch.int32, device=slots.device)
         self._most_erased = 0
         self.rebuild()
 
@@ -30,22 +31,23 @@ class HashIndex(Index):
         return num_slots * (CELLS_PER_SLOT * (8 + 4) + 4)
 
     def find(self, rows: Tensor, num: Tensor) -> Tensor:
-        cells = row_table.find(self._keys, rows, num)
-        return self._slot_at[torch.where(cells < 0, self._num_cells, cells)]
+        cells = row_table.find(self.keys, rows, num)
+        return self.slot_at[torch.where(cells < 0, self.num_cells, cells)]
 
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
         real = slots >= 0
         nowhere = self.slots.or_nowhere(slots)
         leaves = real & (rows_out >= 0)
-        left = torch.where(leaves, self._cell_of[nowhere], self._num_cells)
-        self._keys[left] = torch.where(leaves, row_table.ERASED, row_table.BARRED)
-        cells = row_table.insert(self._keys, torch.where(real, rows_in, -1), num)
-        self._slot_at[torch.where(real, cells, self._num_cells)] = torch.where(real, slots, NO_SLOT)
-        self._cell_of[nowhere] = cells.int()
+        left = torch.where(leaves, self.cell_of[nowhere], self.num_cells)
+        self.keys[left] = torch.where(leaves, row_table.ERASED, row_table.BARRED)
+        cells = row_table.insert(self.keys, torch.where(real, rows_in, -1), num)
+        self.slot_at[torch.where(real, cells, self.num_cells)] = torch.where(real, slots, NO_SLOT)
+        self.cell_of[nowhere] = cells.int()
 
     def maintain(self, most_replaced: int) -> None:
         if self._most_erased > self.slots.num // 2:
-            self.rebuild()
+            with writable_state():
+                self.rebuild()
         self._most_erased += min(most_replaced, self.slots.num)
 
     def replaced(self, num: int, most: int) -> None:
@@ -53,15 +55,15 @@ class HashIndex(Index):
 
     def rebuild(self) -> None:
         """Build the table from the slots, without erased cells. Costs as much as the cache is large."""
-        self._keys.fill_(row_table.EMPTY)
-        self._keys[-1:].fill_(row_table.BARRED)
-        self._slot_at.fill_(NO_SLOT)
+        self.keys.fill_(row_table.EMPTY)
+        self.keys[-1:].fill_(row_table.BARRED)
+        self.slot_at.fill_(NO_SLOT)
         rows = self.slots.row[: self.slots.num]
         num = torch.full((1,), self.slots.num, dtype=torch.int32, device=rows.device)
-        cells = row_table.insert(self._keys, rows, num)
+        cells = row_table.insert(self.keys, rows, num)
         slots = torch.arange(self.slots.num, dtype=torch.int32, device=rows.device)
         present = cells >= 0
-        self._slot_at[torch.where(present, cells, self._num_cells)] = torch.where(present, slots, NO_SLOT)
-        self._cell_of[:-1] = cells.int()
+        self.slot_at[torch.where(present, cells, self.num_cells)] = torch.where(present, slots, NO_SLOT)
+        self.cell_of[:-1] = cells.int()
         self._most_erased = 0
         self.generation += 1

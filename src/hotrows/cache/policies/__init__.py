@@ -5,9 +5,9 @@ import copy
 from hotrows.cache.policies.base import Access as Access
 from hotrows.cache.policies.base import Policy as Policy
 from hotrows.cache.policies.frequency import Frequency
-from hotrows.cache.policies.lfu import LFU
-from hotrows.cache.policies.lookahead import Lookahead
-from hotrows.cache.policies.lru import LRU
+from hotrows.cache.policies.lfu import LFU as LFU
+from hotrows.cache.policies.lookahead import Lookahead as Lookahead
+from hotrows.cache.policies.lru import LRU as LRU
 from hotrows.cache.policies.random import Random
 
 POLICIES: dict[str, type[Policy]] = {

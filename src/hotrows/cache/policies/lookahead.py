@@ -37,33 +37,38 @@ class Lookahead(Policy):
         super().bind(slots)
         if self._ranking is not None:
             self._ranking.move_to(slots.device)
-        self._seen = torch.zeros(slots.num + 1, dtype=torch.int32, device=slots.device)
-        self._upcoming = UpcomingUses(slots.device)
+        self.seen = torch.zeros(slots.num + 1, dtype=torch.int32, device=slots.device)
+        self.upcoming = UpcomingUses(slots.device)
+
+    @property
+    def place_of(self) -> Tensor | None:
+        """Each row's place in the order of frequency, int32 [R], where that is known beforehand."""
+        return None if self._ranking is None else self._ranking.place
 
     def announce(self, rows: Tensor, slots: Tensor, num: Tensor, number: int) -> None:
-        self._upcoming.add(rows, num, number)
+        self.upcoming.add(rows, num, number)
         # an earlier need is the higher priority already
         self.slots.priority[slots] = self.slots.priority[slots].clamp(min=NEEDED - number)
 
     def withdraw(self, rows: Tensor, slots: Tensor, num: Tensor, number: int) -> None:
-        next_use = self._upcoming.take(rows, num, number)
-        self._upcoming.leave(number)
-        self._prioritize(slots, next_use, self._seen[slots])
+        next_use = self.upcoming.take(rows, num, number)
+        self.upcoming.leave(number)
+        self._prioritize(slots, next_use, self.seen[slots])
 
     def counted(self, number: int, num_rows: int) -> None:
-        self._upcoming.count(number, num_rows)
+        self.upcoming.count(number, num_rows)
 
     def came(self, number: int) -> None:
-        self._upcoming.leave(number)
+        self.upcoming.leave(number)
 
     def access(self, access: Access) -> None:
         if self._ranking is None:
-            seen = torch.where(access.fresh, 0, self._seen[access.slots]) + access.occurrences
+            seen = torch.where(access.fresh, 0, self.seen[access.slots]) + access.occurrences
             seen = seen.clamp(max=MOST_FREQUENT)  # below the priority of every row that is needed
         else:
             seen = self._ranking.of(access.rows)
-        self._seen[access.slots] = seen
-        next_use = self._upcoming.take(access.rows, access.num, access.number, access.done)
+        self.seen[access.slots] = seen
+        next_use = self.upcoming.take(access.rows, access.num, access.number, access.done)
         self._prioritize(access.slots, next_use, seen)
 
     def _prioritize(self, slots: Tensor, next_use: Tensor, seen: Tensor) -> None:

@@ -15,17 +15,17 @@ class Ranking:
     """
 
     def __init__(self, counts: Tensor | None = None) -> None:
-        self._place: Tensor | None = None
+        self.place: Tensor | None = None
         self._first_rows: Tensor | None = None
         if counts is not None:
             order = torch.argsort(counts.cpu(), descending=True, stable=True)
-            self._place = torch.empty(counts.numel(), dtype=torch.int32)
-            self._place[order] = torch.arange(counts.numel(), dtype=torch.int32)
+            self.place = torch.empty(counts.numel(), dtype=torch.int32)
+            self.place[order] = torch.arange(counts.numel(), dtype=torch.int32)
 
     def check(self, num_rows: int) -> None:
-        if self._place is not None and self._place.numel() != num_rows:
+        if self.place is not None and self.place.numel() != num_rows:
             raise ValueError(
-                f"counts are given for {self._place.numel():,} rows, but {num_rows:,} rows share the cache: give one "
+                f"counts are given for {self.place.numel():,} rows, but {num_rows:,} rows share the cache: give one "
                 f"count per row, table after table"
             )
 
@@ -34,14 +34,14 @@ class Ranking:
         self._first_rows = first_rows
 
     def move_to(self, device: torch.device) -> None:
-        self._place = None if self._place is None else self._place.to(device)
+        self.place = None if self.place is None else self.place.to(device)
         self._first_rows = None if self._first_rows is None else self._first_rows.to(device)
 
     def of(self, rows: Tensor) -> Tensor:
         """int32 [N] for int64 [N] rows; anything where there is no row."""
         rows = rows.clamp(min=0)
-        if self._place is not None:
-            place = self._place[rows]
+        if self.place is not None:
+            place = self.place[rows]
         elif self._first_rows is not None:
             table = torch.searchsorted(self._first_rows, rows, right=True) - 1
             place = rows - self._first_rows[table]

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from hotrows.cache.lanes import writable_state
 from hotrows.ops import row_table
 
 WINDOW_LIMIT = 64  # batches in one mask
@@ -23,20 +24,36 @@ class UpcomingUses:
         self._device = device
         self._in_window: dict[int, int] = {}
         self._most_erased = 0
+        self.generation = 0  # how often its arrays were made anew
         # made by the first `add`, in the lane that will use it
         self._keys, self._uses = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
 
     def add(self, rows: Tensor, num: Tensor, number: int) -> None:
         """Batch `number` will need the first `num` of these distinct rows."""
-        assert len(self._in_window) < WINDOW_LIMIT
-        self._reserve(rows.numel())
-        self._in_window[number] = rows.numel()
+        self.expect(number, rows.numel())
         known = row_table.find(self._keys, rows, num)
         new = row_table.insert(self._keys, torch.where(known < 0, rows, -1), num)
         cells = torch.where(known >= 0, known, new)
         target = torch.where(cells >= 0, cells, self._keys.numel() - 1)
         uses = torch.where(known >= 0, self._uses[target], 0)
         self._uses[target] = uses | _bit(number)
+
+    def expect(self, number: int, most_rows: int) -> None:
+        """Make room for batch `number` with at most so many rows."""
+        assert len(self._in_window) < WINDOW_LIMIT
+        if not self.has_room(most_rows):
+            with writable_state():
+                self._make_room(most_rows)
+        self._in_window[number] = most_rows
+
+    def has_room(self, num_rows: int) -> bool:
+        """Whether so many rows more can be added without building the table anew."""
+        taken = sum(self._in_window.values()) + self._most_erased
+        return taken + num_rows <= FULL * (self._keys.numel() - 1)
+
+    def arrays(self) -> tuple[Tensor, Tensor, int]:
+        """Rows by cell, uses by cell, and the number of cells that are searched; valid for this generation."""
+        return self._keys, self._uses, self._keys.numel() - 1
 
     def take(self, rows: Tensor, num: Tensor, number: int | None, done: Tensor | None = None) -> Tensor:
         """Strike batch `number` off these rows, and answer which batch needs each of them next, int64 [N].
@@ -68,20 +85,24 @@ class UpcomingUses:
         """Batch `number` is no longer ahead."""
         self._most_erased += self._in_window.pop(number)
 
-    def _reserve(self, num_rows: int) -> None:
-        taken = sum(self._in_window.values()) + self._most_erased
-        if taken + num_rows <= FULL * (self._keys.numel() - 1):
-            return
-        old_keys, old_uses = self._keys, self._uses
+    def _make_room(self, num_rows: int) -> None:
         live = sum(self._in_window.values()) + num_rows
-        self._keys, self._uses = self._empty(max(SMALLEST, int(ROOM * live)))
+        wanted = max(SMALLEST, int(ROOM * live))
+        grows = wanted > self._keys.numel() - 1
+        old_keys, old_uses = self._keys, self._uses
+        keys, uses = self._empty(2 * wanted if grows else old_keys.numel() - 1)
+        if old_keys.numel() > 0:
+            rows = old_keys[:-1]
+            num = torch.full((1,), rows.numel(), dtype=torch.int32, device=self._device)
+            cells = row_table.insert(keys, rows, num)  # erased and empty cells hold no row
+            uses[torch.where(cells >= 0, cells, keys.numel() - 1)] = old_uses[:-1]
         self._most_erased = 0
-        if old_keys.numel() == 0:
-            return
-        rows = old_keys[:-1]
-        num = torch.full((1,), rows.numel(), dtype=torch.int32, device=self._device)
-        cells = row_table.insert(self._keys, rows, num)  # erased and empty cells hold no row
-        self._uses[torch.where(cells >= 0, cells, self._keys.numel() - 1)] = old_uses[:-1]
+        if grows:
+            self._keys, self._uses = keys, uses
+            self.generation += 1
+        else:
+            old_keys.copy_(keys)
+            old_uses.copy_(uses)
 
     def _empty(self, num_cells: int) -> tuple[Tensor, Tensor]:
         keys = torch.full((num_cells + 1,), row_table.EMPTY, dtype=torch.int64, device=self._device)

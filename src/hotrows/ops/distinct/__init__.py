@@ -19,6 +19,7 @@ class Distinct(NamedTuple):
     inverse: Tensor  # int32 [N], -1 where the lookup has no row
     order: Tensor  # int32 [N], lookups without a row last
     starts: Tensor  # int32 [N + 1], equal to the number of lookups with a row from position U on
+    block_rows: Tensor  # int32 [N / LOOKUPS_PER_BLOCK], the distinct row at the beginning of each block of `order`
 
 
 def distinct(rows: Tensor) -> Distinct:

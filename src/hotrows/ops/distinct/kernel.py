@@ -1,66 +1,165 @@
-"""Distinct rows in Triton: flag the first lookup of each row in a sorted batch, then scatter what the flags tell."""
+"""Distinct rows in Triton: count the first lookups of rows in each block of a sorted batch, then scatter by them."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotrows.ops.rows import NO_ROW
+from hotrows.ops.rows import LOOKUPS_PER_BLOCK, NO_ROW
 
-_LAST = tl.constexpr(torch.iinfo(torch.int64).max)  # sorts lookups without a row behind all others
 _NO_ROW = tl.constexpr(NO_ROW)
 _BLOCK = 1024
+_AT_ONCE = 1024  # counts of blocks that are added up at a time
 
 
 @triton.jit(do_not_specialize=["num_lookups"])  # batches of another length must not be compiled for
-def _flag_firsts(ordered, num_lookups, firsts, num_valid, BLOCK: tl.constexpr):
+def _make_keys(
+    ids, columns, first_row, num_rows, keys, bad, num_lookups, num_features, stride,
+    LAST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The row of every id of a batch [B, F], or LAST and a note in `bad` where there is none."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < num_lookups
-    row = tl.load(ordered + position, mask=inside, other=_LAST)
+    feature = position % num_features
+    source = position
+    if columns is not None:
+        source = position // num_features * stride + tl.load(columns + feature, mask=inside, other=0)
+    found = tl.load(ids + source, mask=inside, other=0).to(tl.int64)
+    good = (found >= 0) & (found < tl.load(num_rows + feature, mask=inside, other=1))
+    row = found + tl.load(first_row + feature, mask=inside, other=0)
+    tl.store(keys + position, tl.where(good, row, LAST).to(keys.dtype.element_ty), mask=inside)
+    # the first bad position is the largest of these
+    worst = tl.max(tl.where(inside & ~good, num_lookups - position, 0), 0)
+    if worst > 0:
+        tl.atomic_max(bad, worst.to(tl.int32), sem="relaxed")
+
+
+@triton.jit
+def _neighbours(ordered, position, num_lookups, LAST: tl.constexpr):
+    row = tl.load(ordered + position, mask=position < num_lookups, other=LAST)
     before = tl.load(ordered + position - 1, mask=(position > 0) & (position <= num_lookups), other=_NO_ROW)
-    tl.store(firsts + position, ((row != before) & (row != _LAST)).to(tl.int32), mask=inside)
-    # one position alone, at the latest the one past the end, is the first without a row: no two lanes write this
-    border = (row == _LAST) & (before != _LAST) & (position <= num_lookups)
-    tl.store(num_valid + tl.zeros_like(position), position.to(tl.int32), mask=border)
+    return row, before
 
 
 @triton.jit(do_not_specialize=["num_lookups"])
-def _scatter(
-    ordered, sorted_order, firsts, rank, num_valid, num_lookups, rows, num, inverse, order, starts, BLOCK: tl.constexpr
-):
+def _count_firsts(ordered, num_lookups, firsts, num_valid, LAST: tl.constexpr, BLOCK: tl.constexpr):
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = position < num_lookups
-    num_rows = tl.load(rank + num_lookups - 1)
-    valid = tl.load(num_valid)
-    lookup = tl.load(sorted_order + position, mask=inside, other=0)
-    place = tl.load(rank + position, mask=inside, other=1) - 1
-    first = tl.load(firsts + position, mask=inside, other=0) != 0
+    row, before = _neighbours(ordered, position, num_lookups, LAST)
+    tl.store(firsts + tl.program_id(0), tl.sum(((row != before) & (row != LAST)).to(tl.int32), 0))
+    # one position alone, at the latest the one past the end, is the first without a row: no two lanes write this
+    border = (row == LAST) & (before != LAST) & (position <= num_lookups)
+    tl.store(num_valid + tl.zeros_like(position), position.to(tl.int32), mask=border)
 
+
+@triton.jit(do_not_specialize=["num_lookups", "num_blocks"])
+def _scatter(
+    ordered,
+    sorted_order,
+    firsts,
+    num_valid,
+    bad,
+    num_lookups,
+    num_blocks,
+    rows,
+    num,
+    inverse,
+    order,
+    starts,
+    block_rows,
+    LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    PER_BLOCK_ROW: tl.constexpr,
+):
+    block = tl.program_id(0)
+    position = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < num_lookups
+    before_this = tl.zeros([], tl.int32)
+    num_rows = tl.zeros([], tl.int32)
+    at = tl.zeros([], tl.int32)
+    while at < num_blocks:
+        other = at + tl.arange(0, AT_ONCE)
+        count = tl.load(firsts + other, mask=other < num_blocks, other=0)
+        num_rows += tl.sum(count, 0)
+        before_this += tl.sum(tl.where(other < block, count, 0), 0)
+        at += AT_ONCE
+    valid = tl.load(num_valid)
+    row, before = _neighbours(ordered, position, num_lookups, LAST)
+    first = (row != before) & (row != LAST)
+    place = before_this + tl.cumsum(first.to(tl.int32), 0) - 1
+    if bad is not None:
+        used = (tl.load(bad) == 0).to(tl.int32)  # nothing of a bad batch is
+        num_rows *= used
+        valid *= used
+        first = first & (used > 0)
+
+    lookup = tl.load(sorted_order + position, mask=inside, other=0)
     tl.store(order + position, lookup.to(tl.int32), mask=inside)
     tl.store(inverse + lookup, tl.where(position < valid, place, -1), mask=inside)
-    tl.store(rows + place, tl.load(ordered + position, mask=first, other=0), mask=first)
+    tl.store(rows + place, row.to(tl.int64), mask=first)
     tl.store(starts + place, position.to(tl.int32), mask=first)
     beyond = position >= num_rows
     tl.store(rows + position, tl.full([BLOCK], _NO_ROW, tl.int64), mask=beyond & inside)
     tl.store(starts + position, tl.zeros([BLOCK], tl.int32) + valid, mask=beyond & (position <= num_lookups))
-    tl.store(num, num_rows, mask=tl.program_id(0) == 0)
+    begins = inside & (position % PER_BLOCK_ROW == 0)
+    tl.store(block_rows + position // PER_BLOCK_ROW, tl.maximum(place, 0), mask=begins)
+    tl.store(num, num_rows, mask=block == 0)
 
 
-def distinct(rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    num_lookups = rows.numel()
-    unique = torch.empty_like(rows)
-    inverse = rows.new_empty(num_lookups, dtype=torch.int32)
-    order = torch.empty_like(inverse)
-    if num_lookups == 0:
-        return unique, inverse.new_zeros(1), inverse, order, inverse.new_zeros(1)
-    num, num_valid = inverse.new_empty(1), inverse.new_empty(1)
-    starts = inverse.new_empty(num_lookups + 1)
-    ordered, sorted_order = torch.sort(rows.masked_fill(rows < 0, _LAST.value), stable=True)
-    firsts = torch.empty_like(inverse)
-    grid = (triton.cdiv(num_lookups + 1, _BLOCK),)  # `starts` has one more
-    _flag_firsts[grid](ordered, num_lookups, firsts, num_valid, BLOCK=_BLOCK)
-    rank = torch.cumsum(firsts, 0, dtype=torch.int32)
-    _scatter[grid](
-        ordered, sorted_order, firsts, rank, num_valid, num_lookups, unique, num, inverse, order, starts, BLOCK=_BLOCK
-    )
-    return unique, num, inverse, order, starts
+def distinct(rows: Tensor) -> tuple[Tensor, ...]:
+    out = empty(rows.numel(), rows.device)
+    if rows.numel() == 0:
+        out[1].zero_()
+        out[4].zero_()
+        return out
+    last = torch.iinfo(rows.dtype).max  # sorts lookups without a row behind all others
+    _of_keys(rows.masked_fill(rows < 0, last), None, out)
+    return out
+
+
+def distinct_ids(
+    ids: Tensor,
+    columns: Tensor | None,
+    first_row: Tensor,
+    num_rows: Tensor,
+    key_dtype: torch.dtype,
+    bad: Tensor,
+    out: tuple[Tensor, ...],
+) -> None:
+    """The distinct rows of ids [B, F], into arrays made by `empty`.
+
+    Args:
+        columns: int64 [f], which columns of ids to take; None for all.
+        first_row, num_rows: int64 [f], where each feature's table begins, and its length.
+        key_dtype: int32 where all rows fit it.
+        bad: int32 [1], zero; becomes the number of lookups less the position of the first id without a row.
+    """
+    num_features = first_row.numel()
+    num_lookups = ids.shape[0] * num_features
+    keys = torch.empty(num_lookups, dtype=key_dtype, device=ids.device)
+    _make_keys[(triton.cdiv(num_lookups, _BLOCK),)](
+        ids, columns, first_row, num_rows, keys, bad, num_lookups, num_features, ids.shape[1],
+        LAST=torch.iinfo(key_dtype).max, BLOCK=_BLOCK,
+    )  # fmt: skip
+    _of_keys(keys, bad, out)
+
+
+def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Arrays for the answer to a batch of so many lookups."""
+    lengths = (1, num_lookups, num_lookups, num_lookups + 1, triton.cdiv(num_lookups, LOOKUPS_PER_BLOCK))
+    rows = torch.empty(num_lookups, dtype=torch.int64, device=device)
+    return rows, *(torch.empty(length, dtype=torch.int32, device=device) for length in lengths)
+
+
+def _of_keys(keys: Tensor, bad: Tensor | None, out: tuple[Tensor, ...]) -> None:
+    rows, num, inverse, order, starts, block_rows = out
+    num_lookups = keys.numel()
+    last = torch.iinfo(keys.dtype).max
+    ordered, sorted_order = torch.sort(keys, stable=True)
+    num_blocks = triton.cdiv(num_lookups + 1, _BLOCK)  # `starts` has one more
+    firsts, num_valid = order.new_empty(num_blocks), order.new_empty(1)
+    _count_firsts[(num_blocks,)](ordered, num_lookups, firsts, num_valid, LAST=last, BLOCK=_BLOCK)
+    _scatter[(num_blocks,)](
+        ordered, sorted_order, firsts, num_valid, bad, num_lookups, num_blocks, rows, num, inverse, order, starts,
+        block_rows, LAST=last, BLOCK=_BLOCK, AT_ONCE=_AT_ONCE, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK,
+    )  # fmt: skip

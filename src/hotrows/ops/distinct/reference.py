@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from hotrows.ops.rows import NO_ROW
+from hotrows.ops.rows import LOOKUPS_PER_BLOCK, NO_ROW
 
 
-def distinct(rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def distinct(rows: Tensor) -> tuple[Tensor, ...]:
     num_lookups = rows.numel()
     device = rows.device
     last = torch.iinfo(torch.int64).max
@@ -26,4 +26,5 @@ def distinct(rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     inverse = torch.empty(num_lookups, dtype=torch.int32, device=device)
     inverse[order] = torch.where(valid, place, -1)
     num = first.sum(dtype=torch.int32).reshape(1)
-    return unique[:num_lookups], num, inverse, order.int(), starts[: num_lookups + 1]
+    block_rows = place[::LOOKUPS_PER_BLOCK].clamp(min=0)
+    return unique[:num_lookups], num, inverse, order.int(), starts[: num_lookups + 1], block_rows

@@ -26,30 +26,26 @@ def _next_cell(cell, num_cells):
     return tl.where(cell + 1 == num_cells, 0, cell + 1)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_cells"])
-def _find(keys, rows, num, cells, num_rows, num_cells, BLOCK: tl.constexpr):
-    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(rows + position, mask=position < tl.load(num), other=-1)
-    searching = row >= 0
+@triton.jit
+def find_cells(keys, row, searching, num_cells):
+    """The cell of each row that is searched for, -1 where it is absent."""
     cell = _first_cell(row, num_cells)
-    answer = tl.full([BLOCK], -1, tl.int64)
+    answer = tl.full(row.shape, -1, tl.int64)
     while tl.max(searching.to(tl.int32), 0) > 0:
         key = tl.load(keys + cell, mask=searching, other=_EMPTY)
         answer = tl.where(searching & (key == row), cell, answer)
         searching = searching & (key != row) & (key != _EMPTY)
         cell = _next_cell(cell, num_cells)
-    tl.store(cells + position, answer, mask=position < num_rows)
+    return answer
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_cells"])
-def _insert(keys, rows, num, cells, num_rows, num_cells, BLOCK: tl.constexpr):
-    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(rows + position, mask=position < tl.load(num), other=-1)
-    searching = row >= 0
+@triton.jit
+def insert_cells(keys, row, searching, position, num_cells):
+    """A cell for each row that is to be inserted, -1 for the others."""
     # Compare-and-swap has no mask. A lane without work compares with BARRED, which no cell it aims at holds; it aims
     # at a cell of its own, because atomics on one cell for all would run one after the other.
     cell = _first_cell(tl.where(searching, row, position), num_cells)
-    answer = tl.full([BLOCK], -1, tl.int64)
+    answer = tl.full(row.shape, -1, tl.int64)
     while tl.max(searching.to(tl.int32), 0) > 0:
         # The key may be stale by the time of the swap, which then fails. A cell taken stays taken, so move on.
         key = tl.load(keys + cell, mask=searching, other=_BARRED)
@@ -59,7 +55,21 @@ def _insert(keys, rows, num, cells, num_rows, num_cells, BLOCK: tl.constexpr):
         answer = tl.where(won, cell, answer)
         searching = searching & ~won
         cell = tl.where(searching, _next_cell(cell, num_cells), cell)
-    tl.store(cells + position, answer, mask=position < num_rows)
+    return answer
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_cells"])
+def _find(keys, rows, num, cells, num_rows, num_cells, BLOCK: tl.constexpr):
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + position, mask=position < tl.load(num), other=-1)
+    tl.store(cells + position, find_cells(keys, row, row >= 0, num_cells), mask=position < num_rows)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_cells"])
+def _insert(keys, rows, num, cells, num_rows, num_cells, BLOCK: tl.constexpr):
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + position, mask=position < tl.load(num), other=-1)
+    tl.store(cells + position, insert_cells(keys, row, row >= 0, position, num_cells), mask=position < num_rows)
 
 
 def find(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:

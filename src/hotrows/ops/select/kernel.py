@@ -15,6 +15,8 @@ from hotrows.ops.rows import NO_SLOT
 _BLOCK = 4096
 _MOST_PROGRAMS = 1024  # enough to fill the device, few enough that settling bytes in each does not weigh
 _NUM_WARPS = 8
+_AT_ONCE = 1024  # counts of blocks that are added up at a time
+NUM_COUNTS = 4 * 256
 
 
 @triton.jit
@@ -27,7 +29,7 @@ def _key(priority, slot, inside):
 def _evictable(last_used, pinned, oldest, slot, candidate):
     """Asked of candidates only: after the first pass they are few, and the other slots' bytes are not even read."""
     used = tl.load(last_used + slot, mask=candidate, other=0)
-    return candidate & (used < oldest) & (tl.load(pinned + slot, mask=candidate, other=1) == 0)
+    return candidate & (used < tl.load(oldest)) & (tl.load(pinned + slot, mask=candidate, other=1) == 0)
 
 
 @triton.jit
@@ -46,7 +48,7 @@ def _settle(counts, num_wanted, NUM_BYTES: tl.constexpr):
     return prefix, left
 
 
-@triton.jit(do_not_specialize=["oldest", "num_slots"])
+@triton.jit(do_not_specialize=["num_slots"])
 def _count_bytes(
     priority, last_used, pinned, oldest, num_wanted, counts, num_slots, STEP: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -67,7 +69,7 @@ def _count_bytes(
     tl.atomic_add(counts + STEP * 256 + tl.arange(0, 256), total, mask=total > 0, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["oldest", "num_slots", "num_blocks"])
+@triton.jit(do_not_specialize=["num_slots", "num_blocks"])
 def _count_chosen(
     priority, last_used, pinned, oldest, num_wanted, counts, num_slots, chosen_in, num_blocks, BLOCK: tl.constexpr
 ):
@@ -83,7 +85,7 @@ def _count_chosen(
         block += tl.num_programs(0)
 
 
-@triton.jit(do_not_specialize=["oldest", "num_slots", "num_blocks", "most"])
+@triton.jit(do_not_specialize=["num_slots", "num_blocks", "most"])
 def _compact(
     priority,
     last_used,
@@ -92,23 +94,33 @@ def _compact(
     num_wanted,
     counts,
     num_slots,
-    chosen_to,
+    chosen_in,
     num_blocks,
     answer,
     most,
     BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     limit, num_ties = _settle(counts, num_wanted, 4)
     block = tl.program_id(0).to(tl.int64)
+    summed = tl.zeros([], tl.int64)  # blocks whose counts are in the two sums
+    below_before = tl.zeros([], tl.int32)
+    ties_before = tl.zeros([], tl.int32)
     while block < num_blocks:
+        while summed < block:
+            other = summed + tl.arange(0, AT_ONCE)
+            below_before += tl.sum(tl.load(chosen_in + other, mask=other < block, other=0), 0)
+            ties_before += tl.sum(tl.load(chosen_in + num_blocks + other, mask=other < block, other=0), 0)
+            summed += AT_ONCE
+        summed = block
         slot = block * BLOCK + tl.arange(0, BLOCK)
         inside = slot < num_slots
         key = _key(priority, slot, inside)
         goes = _evictable(last_used, pinned, oldest, slot, inside & (key <= limit))
         below = (goes & (key < limit)).to(tl.int32)
         tie = (goes & (key == limit)).to(tl.int32)
-        below_to = tl.load(chosen_to + block - 1, mask=block > 0, other=0) + tl.cumsum(below, 0)
-        tie_to = tl.load(chosen_to + num_blocks + block - 1, mask=block > 0, other=0) + tl.cumsum(tie, 0)
+        below_to = below_before + tl.cumsum(below, 0)
+        tie_to = ties_before + tl.cumsum(tie, 0)
         chosen = (below > 0) | ((tie > 0) & (tie_to <= num_ties))
         place = (below_to + tl.minimum(tie_to, num_ties) - 1).to(tl.int64)
         tl.store(answer + place, slot.to(tl.int32), mask=chosen & (place < most))
@@ -116,19 +128,37 @@ def _compact(
 
 
 def select(priority: Tensor, last_used: Tensor, pinned: Tensor, oldest: int, num_wanted: Tensor, most: int) -> Tensor:
-    num_slots = priority.numel()
-    answer = torch.full((most,), NO_SLOT, dtype=torch.int32, device=priority.device)
+    device = priority.device
+    answer = torch.full((most,), NO_SLOT, dtype=torch.int32, device=device)
+    counts = torch.zeros(NUM_COUNTS, dtype=torch.int32, device=device)
+    first_in_flight = torch.full((1,), oldest, dtype=torch.int32, device=device)
+    select_into(priority, last_used, pinned, first_in_flight, num_wanted, counts, answer)
+    return answer
+
+
+def select_into(
+    priority: Tensor,
+    last_used: Tensor,
+    pinned: Tensor,
+    oldest: Tensor,
+    num_wanted: Tensor,
+    counts: Tensor,
+    answer: Tensor,
+) -> None:
+    """`select` with everything on the device; the answer beyond the last slot chosen stays as it was.
+
+    Args:
+        oldest: int32 [1]. counts: int32 [NUM_COUNTS], zero; the first 256 add up to the number of evictable slots.
+    """
+    num_slots, most = priority.numel(), answer.numel()
     if num_slots == 0 or most == 0:
-        return answer
+        return
     num_blocks = triton.cdiv(num_slots, _BLOCK)
     grid = (min(num_blocks, _MOST_PROGRAMS),)
-    counts = torch.zeros(4 * 256, dtype=torch.int32, device=priority.device)
     slots = (priority, last_used, pinned.view(torch.uint8), oldest, num_wanted, counts, num_slots)
     for step in range(4):
         _count_bytes[grid](*slots, STEP=step, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
     # [2, blocks]: how many of a block's slots are below the limit, how many at it
     chosen_in = torch.empty((2, num_blocks), dtype=torch.int32, device=priority.device)
     _count_chosen[grid](*slots, chosen_in, num_blocks, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
-    chosen_to = torch.cumsum(chosen_in, 1, dtype=torch.int32)
-    _compact[grid](*slots, chosen_to, num_blocks, answer, most, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
-    return answer
+    _compact[grid](*slots, chosen_in, num_blocks, answer, most, BLOCK=_BLOCK, AT_ONCE=_AT_ONCE, num_warps=_NUM_WARPS)

@@ -4,16 +4,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_MOVES = 8  # at a time and program
-_MOST_PROGRAMS = 132  # these saturate PCIe; more would only take room from the training that runs beside
-_MOST_WORDS = 512  # at a time, which with 8 moves and 4 warps stays in registers
+# Few programs with many bytes in flight each, the more the more there is to move: a matrix product wants the whole
+# register file of a multiprocessor, and would wait for each one that is taken.
+_MOST_PROGRAMS = 16
+_FEWEST_PROGRAMS = 2
+_WORDS_PER_PROGRAM = 1 << 19
+_NUM_WARPS = 16
+_TILE = 8192  # words at a time and program, each way
+_MOST_WORDS = 512  # of a record at a time
 
 
 @triton.jit
-def _swap(cache, store, slots, rows_out, rows_in, num, W: tl.constexpr, MOVES: tl.constexpr, WORDS: tl.constexpr):
+def _swap(
+    cache, store, slots, rows_out, rows_in, num,
+    W: tl.constexpr, MOVES: tl.constexpr, WORDS: tl.constexpr, FEWEST: tl.constexpr, SHARE: tl.constexpr,
+):  # fmt: skip
     count = tl.load(num)
+    wanted = tl.maximum(tl.cdiv(count.to(tl.int64) * W, SHARE), FEWEST)
+    num_programs = tl.minimum(wanted, tl.num_programs(0))
     first = tl.program_id(0).to(tl.int64) * MOVES
-    while first < count:
+    while (first < count) & (tl.program_id(0) < num_programs):
         move = first + tl.arange(0, MOVES)
         inside = move < count
         at_slot = tl.load(slots + move, mask=inside, other=0).to(tl.int64) * W
@@ -28,7 +38,7 @@ def _swap(cache, store, slots, rows_out, rows_in, num, W: tl.constexpr, MOVES: t
             new = tl.load(store + row_in[:, None] * W + word, mask=comes[:, None] & (word < W), other=0.0)
             tl.store(store + row_out[:, None] * W + word, old, mask=leaves[:, None] & (word < W))
             tl.store(in_cache, new, mask=comes[:, None] & (word < W))
-        first += tl.num_programs(0) * MOVES
+        first += num_programs * MOVES
 
 
 def swap(cache: Tensor, store: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
@@ -37,9 +47,10 @@ def swap(cache: Tensor, store: Tensor, slots: Tensor, rows_out: Tensor, rows_in:
     num_words = cache.shape[1]
     if slots.numel() == 0:
         return
-    grid = (min(triton.cdiv(slots.numel(), _MOVES), _MOST_PROGRAMS),)
     words = min(triton.next_power_of_2(num_words), _MOST_WORDS)
-    num_warps = 4 if _MOVES * words >= 128 else 1  # a word for every thread, so that each is moved by one alone
+    moves = _TILE // words  # as many words as threads at the least, so that each is moved by one alone
+    grid = (min(triton.cdiv(slots.numel(), moves), _MOST_PROGRAMS),)
     _swap[grid](
-        cache, store, slots, rows_out, rows_in, num, W=num_words, MOVES=_MOVES, WORDS=words, num_warps=num_warps
-    )
+        cache, store, slots, rows_out, rows_in, num,
+        W=num_words, MOVES=moves, WORDS=words, FEWEST=_FEWEST_PROGRAMS, SHARE=_WORDS_PER_PROGRAM, num_warps=_NUM_WARPS,
+    )  # fmt: skip

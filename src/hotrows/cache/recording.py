@@ -1,0 +1,41 @@
+"""Recording work as a CUDA graph."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Recorder:
+    """Records graphs that are replayed one after the other, never at the same time, and so can share memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        # one for all: PyTorch gives memory that was freed in one stream to nobody in another
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def recording(self) -> Iterator[torch.cuda.CUDAGraph]:
+        """What is launched inside goes into a new graph instead of being run.
+
+        Python's garbage collector stays off meanwhile: to free pinned memory is not permitted while a stream records,
+        and would spoil the recording.
+        """
+        graph = torch.cuda.CUDAGraph()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                # other threads (a loader's) may go on calling CUDA
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    yield graph
+                finally:
+                    graph.capture_end()
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        finally:
+            if collects:
+                gc.enable()

@@ -1,0 +1,188 @@
+"""A ring of places for batches of one shape, announced and planned ahead by CUDA graphs.
+
+A graph is a recording of kernels on fixed memory. So every batch that was announced has a *place*, where its distinct
+rows are until it is planned, and every batch that was planned a *seat*, where its plan is until it has trained. One
+turn of the loop announces a batch, plans another and moves its rows: one recording for each pair of places, replayed in
+the planning lane, because launching is what a small batch spends its time on. What changes from turn to turn goes
+through small arrays in pinned memory: the batch's numbers to the device, its counts back.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hotrows.cache.fused import FusedPlanner, Place, Seat
+from hotrows.cache.id_columns import IdColumns
+from hotrows.cache.lanes import writable_state
+from hotrows.cache.late import LateNumbers
+from hotrows.cache.planner import Counts, Plan, Planner
+from hotrows.cache.policies import Lookahead
+from hotrows.cache.recording import Recorder
+from hotrows.cache.resident import ResidentPlanner
+from hotrows.ops.plan.kernel import NUM_NUMBERS
+
+_serials = itertools.count()
+SPARE = 4  # seats beyond the depth: the batch that trains, the one before it, and two that the host has not looked at
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all batches of a ring have in common."""
+
+    num_samples: int
+    num_columns: int
+    dtype: torch.dtype
+
+
+class Ring:
+    """Places and seats for batches of one shape.
+
+    Args:
+        depth, window: of the loop that will look ahead.
+        num_rows: of the group.
+        move: carries out the moves of the plan in a seat.
+    """
+
+    def __init__(
+        self,
+        planner: Planner | ResidentPlanner,
+        part: IdColumns,
+        shape: Shape,
+        depth: int,
+        window: int,
+        num_rows: int,
+        device: torch.device,
+        move: Callable[[Seat], None],
+    ) -> None:
+        self.serial = next(_serials)
+        self.shape = shape
+        self.depth = depth
+        self.window = window
+        self._planner = planner
+        self._move = move
+        self._fused = FusedPlanner(planner, part, shape.num_samples, num_rows)
+        self.num_lookups = self._fused.num_lookups
+        self.num_seats = depth + SPARE
+        # a whole number of rounds of seats, so that a place always goes to the same seat
+        self.num_places = -(-(window + 2) // self.num_seats) * self.num_seats
+        self.seats = [Seat(self.num_lookups, device) for _ in range(self.num_seats)]
+        self.places = [Place(self.num_lookups, device) for _ in range(self.num_places)]
+        self._ids = torch.zeros(shape.num_samples, shape.num_columns, dtype=shape.dtype, device=device)
+        self._next = 0
+        pinned = device.type == "cuda"
+
+        def host(*sizes: int) -> Tensor:
+            return torch.zeros(sizes, dtype=torch.int32, pin_memory=pinned)
+
+        self._announced_with = host(self.num_places, NUM_NUMBERS)
+        self._planned_with = host(self.num_places, NUM_NUMBERS)
+        self._write_announced = self._announced_with.numpy()
+        self._write_planned = self._planned_with.numpy()
+        self._told = host(self.num_places, 2)
+        self._counts = host(self.num_seats, len(Counts._fields))
+        self.told = [LateNumbers(self._told[i]) for i in range(self.num_places)]
+        self.counts = [LateNumbers(self._counts[i]) for i in range(self.num_seats)]
+        policy = planner.policy if isinstance(planner, Planner) else None
+        self._upcoming = policy.upcoming if isinstance(policy, Lookahead) else None
+        self._recorder = Recorder(device) if pinned else None
+        self._recordings: dict[tuple[int | None, int | None], tuple[tuple[int, int], torch.cuda.CUDAGraph]] = {}
+        self._has_announced = self._has_planned = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory of places and seats."""
+        tensors = [self._ids]
+        for holder in (*self.places, *self.seats):
+            for value in vars(holder).values():
+                tensors += list(value) if isinstance(value, tuple) else [value]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def suits(self, shape: Shape, depth: int, window: int) -> bool:
+        return self.shape == shape and self.depth >= depth and self.window >= window
+
+    def next_place(self) -> int:
+        """The place for the next batch, whoever was there before."""
+        place = self._next
+        self._next = (place + 1) % self.num_places
+        return place
+
+    def seat_of(self, place: int) -> int:
+        return place % self.num_seats
+
+    def has_room(self) -> bool:
+        """Whether the next batch can be announced without making a table larger or building it anew."""
+        return self._upcoming is None or self._upcoming.has_room(self.num_lookups)
+
+    # -- in the planning lane -------------------------------------------------------------------------------------
+
+    def prepare_announcement(self, ids: Tensor, place: int, number: int) -> None:
+        """What comes before `run` announces the batch of a place."""
+        if self._upcoming is not None:
+            self._upcoming.expect(number, self.num_lookups)
+        self._write_announced[place, 2] = number
+        self._ids.copy_(ids, non_blocking=True)
+
+    def prepare_plan(self, place: int, oldest: int | None, number: int) -> int:
+        """What comes before `run` plans the batch of a place; answers the number of the plan."""
+        planner = self._planner
+        planner.batch += 1
+        if isinstance(planner, Planner):
+            planner.index.maintain(self.num_lookups)
+        self._write_planned[place, :3] = planner.batch, planner.batch if oldest is None else oldest, number
+        return planner.batch
+
+    def run(self, announced: int | None, planned: int | None, cache_address: int) -> None:
+        """Announce the batch of one place, then plan that of another, all or nothing, and carry out its moves.
+
+        What was recorded holds for the memory of that time: the table of upcoming uses, and the cache.
+        """
+        compiled = (announced is None or self._has_announced) and (planned is None or self._has_planned)
+        if self._recorder is None or not compiled:
+            with writable_state():
+                self._work(announced, planned)
+            return
+        memory = (0 if self._upcoming is None else self._upcoming.generation, cache_address)
+        found = self._recordings.get((announced, planned))
+        if found is None or found[0] != memory:
+            with self._recorder.recording() as graph, writable_state():
+                self._work(announced, planned)
+            found = self._recordings[announced, planned] = (memory, graph)
+        found[1].replay()
+
+    def _work(self, announced: int | None, planned: int | None) -> None:
+        if announced is not None:
+            place = self.places[announced]
+            place.announced_with.copy_(self._announced_with[announced], non_blocking=True)
+            self._fused.announce(self._ids, place)
+            self._told[announced].copy_(place.told, non_blocking=True)
+            self._has_announced = True
+        if planned is not None:
+            place, seat = self.places[planned], self.seats[self.seat_of(planned)]
+            place.planned_with.copy_(self._planned_with[planned], non_blocking=True)
+            self._fused.plan(place, seat)
+            self._counts[self.seat_of(planned)].copy_(seat.counts, non_blocking=True)
+            self._move(seat)
+            self._has_planned = True
+
+    def plan_in(self, seat: int, batch: int, number: int) -> Plan:
+        """The plan in a seat."""
+        it = self.seats[seat]
+        return Plan(
+            batch=batch,
+            number=number,
+            distinct=it.distinct,
+            slots=it.slots,
+            row_slots=it.row_slots,
+            move_slots=it.move_slots,
+            move_out=it.move_out,
+            move_in=it.move_in,
+            num_moves=it.num_moves,
+            overflow_slots=it.move_slots,  # such a plan has no overflow
+            overflow_rows=it.move_in,
+            num_overflow=it.num_moves,
+            counts=it.counts,
+            index_generation=self._planner.index.generation if isinstance(self._planner, Planner) else 0,
+        )

@@ -1,0 +1,34 @@
+"""The store on the device itself: all rows in its memory, nothing to move."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hotrows.stores.memory import available_memory, require_memory
+from hotrows.stores.ram import fill
+from hotrows.stores.record import RecordLayout
+from hotrows.table import Table
+
+
+class DeviceStore:
+    """All rows of a group on the device."""
+
+    def __init__(self, tables: Sequence[Table], layout: RecordLayout, device: torch.device, seed: int) -> None:
+        self.layout = layout
+        self.num_rows = sum(table.num_rows for table in tables)
+        require_memory(
+            f"{self.num_rows:,} rows of {layout.num_bytes} bytes",
+            self.num_rows * layout.num_bytes,
+            available_memory(device),
+            f"memory on {device}",
+            "keep them in host memory (store='ram') behind a cache",
+        )
+        self.records = torch.empty(self.num_rows, layout.words, dtype=layout.dtype, device=device)
+        fill(self.records, tables, layout, device, seed)
+
+    def swap(self, cache: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
+        raise AssertionError("rows that are on the device do not move")
+
+    def view(self, start: int, stop: int) -> Tensor:
+        return self.records[start:stop]

@@ -1,0 +1,90 @@
+"""Batches announced and planned in a ring: on the CPU its kernels run in the interpreter, and nothing is recorded."""
+
+import pytest
+import torch
+
+import hotrows
+
+SIZES = {"a": 300, "b": 7}
+NUM_BATCHES = 14
+
+
+@pytest.fixture(autouse=True)
+def _interpreter() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("on a GPU tests/train/test_graphs.py runs the ring as it is")
+
+
+def make_batches(size: int, last: int | None = None) -> list[torch.Tensor]:
+    random = torch.Generator().manual_seed(3)
+    sizes = [size] * (NUM_BATCHES - 1) + [last or size]
+    return [
+        torch.stack([(torch.rand(n, generator=random) ** 3 * rows).long() for rows in SIZES.values()], 1) for n in sizes
+    ]
+
+
+def train(batches, *, ring: bool, depth: int = 2, **arguments):
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    bags = hotrows.EmbeddingBagCollection(tables, 4, optimizer=hotrows.optim.Adam(lr=0.1), **arguments)
+    for group in bags.groups:
+        group.uses_ring = ring
+    seats = 0
+    for ids in hotrows.lookahead(batches, bags, depth=depth, window=7, ids=lambda b: b):
+        flight = bags.current.flights[0]
+        seats += flight is not None and flight.seat is not None
+        (bags(ids) ** 2).sum().backward()
+    return {name: bags.weight(name) for name in SIZES}, bags.stats(), seats
+
+
+def same(ours, theirs) -> None:
+    for name in SIZES:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+@pytest.mark.parametrize("index", ["hash", "direct"])
+def test_same_as_without_a_ring(index):
+    batches = make_batches(12)
+    ours, stats, seats = train(batches, ring=True, cache=90, index=index)
+    theirs, expected, _ = train(batches, ring=False, cache=90, index=index)
+    same(ours, theirs)
+    assert seats == NUM_BATCHES
+    assert stats.evictions > 0
+    assert (stats.lookups, stats.unique) == (expected.lookups, expected.unique)
+
+
+def test_plans_that_do_not_fit_beside_those_in_flight_are_made_again():
+    batches = make_batches(20)
+    ours, stats, seats = train(batches, ring=True, cache=60, depth=4)
+    same(ours, train(batches, ring=False, store="device")[0])
+    assert stats.shrinks > 0
+    assert seats > 0
+
+
+def test_batches_that_do_not_fit_the_cache_overflow():
+    batches = make_batches(40)
+    ours, stats, _ = train(batches, ring=True, cache=25)
+    same(ours, train(batches, ring=False, store="device")[0])
+    assert stats.overflow > 0
+
+
+def test_all_rows_on_the_device():
+    batches = make_batches(12, last=5)
+    ours, stats, seats = train(batches, ring=True, store="device")
+    same(ours, train(batches, ring=False, store="device")[0])
+    assert seats == NUM_BATCHES - 1, "a batch of another shape has no place in the ring"
+    assert stats.misses == 0
+
+
+def test_several_loops_share_a_ring():
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    results = []
+    for ring in (True, False):
+        bags = hotrows.EmbeddingBagCollection(tables, 4, cache=90, optimizer=hotrows.optim.SGD(lr=0.1), index="hash")
+        bags.groups[0].uses_ring = ring
+        for _ in range(2):
+            for number, ids in enumerate(hotrows.lookahead(make_batches(12), bags, depth=2, window=5, ids=lambda b: b)):
+                (bags(ids) ** 2).sum().backward()
+                if number == 5:
+                    break
+        results.append({name: bags.weight(name) for name in SIZES})
+    same(*results)

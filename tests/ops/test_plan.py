@@ -1,0 +1,185 @@
+"""Planning by kernels against planning step by step."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hotrows.cache.fused import FusedPlanner, Place, Seat
+from hotrows.cache.id_columns import IdColumns
+from hotrows.cache.indexes import make_index
+from hotrows.cache.planner import Counts, Placing, Planner
+from hotrows.cache.policies import Lookahead, Policy, make_policy
+from hotrows.cache.slots import Slots
+from hotrows.ops.distinct import distinct
+from hotrows.ops.plan import kernel
+
+SIZES = (3, 50, 400)
+NUM_SAMPLES = 20
+WINDOW = 3
+
+
+def make(policy: str | Policy, index: str, capacity: int, device: torch.device) -> Planner:
+    slots = Slots(capacity, device)
+    return Planner(slots, make_index(index, sum(SIZES), slots), make_policy(policy))
+
+
+def columns(device: torch.device) -> IdColumns:
+    sizes = torch.tensor(SIZES, device=device)
+    return IdColumns(None, sizes.cumsum(0) - sizes, sizes)
+
+
+def draw(random: torch.Generator) -> Tensor:
+    skewed = torch.rand(NUM_SAMPLES, len(SIZES), generator=random) ** 3
+    return (skewed * torch.tensor(SIZES)).long()
+
+
+class Stepwise:
+    """The reference: the planner itself."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        first = torch.tensor(SIZES).cumsum(0) - torch.tensor(SIZES)
+        self.first_row = first
+
+    def announce(self, ids: Tensor, number: int):
+        unique = distinct((ids + self.first_row).flatten())
+        self.planner.announce(unique, number)
+        return unique
+
+    def plan(self, unique, oldest: int | None, number: int):
+        made = self.planner.plan(unique, Placing.ALL_OR_NOTHING, oldest, number)
+        counts = Counts(*made.counts.tolist())
+        self.planner.settle(made, counts, Placing.ALL_OR_NOTHING)
+        return made, counts
+
+
+class ByKernels:
+    def __init__(self, planner: Planner, device: torch.device) -> None:
+        self.planner = planner
+        self.device = device
+        self.fused = FusedPlanner(planner, columns(device), NUM_SAMPLES, sum(SIZES))
+
+    def announce(self, ids: Tensor, number: int) -> Place:
+        place = Place(self.fused.num_lookups, self.device)
+        place.announced_with[2] = number
+        if self.planner.policy.looks_ahead:
+            self.planner.policy.upcoming.expect(number, self.fused.num_lookups)
+        self.fused.announce(ids.to(self.device), place)
+        return place
+
+    def plan(self, place: Place, oldest: int | None, number: int):
+        planner, seat = self.planner, Seat(self.fused.num_lookups, self.device)
+        planner.batch += 1
+        planner.index.maintain(self.fused.num_lookups)
+        numbers = [planner.batch, planner.batch if oldest is None else oldest, number, 0]
+        place.planned_with.copy_(torch.tensor(numbers, dtype=torch.int32))
+        self.fused.plan(place, seat)
+        counts = Counts(*seat.counts.tolist())
+        planner.index.replaced(counts.evictions, self.fused.num_lookups)
+        if counts.fits and planner.policy.looks_ahead:
+            planner.policy.came(number)
+        return seat, counts
+
+
+@pytest.mark.parametrize("index", ["hash", "direct"])
+@pytest.mark.parametrize(
+    ("policy", "capacity"),
+    [("lookahead", 60), ("lookahead", 110), ("lookahead with counts", 80), ("lru", 60), ("lfu", 80)],
+)
+def test_plans_what_the_planner_plans(policy, index, capacity, device, random):
+    chosen: str | Policy = policy
+    if policy == "lookahead with counts":
+        chosen = Lookahead(torch.randint(100, (sum(SIZES),), generator=random))
+    ours = ByKernels(make(chosen, index, capacity, device), device)
+    theirs = Stepwise(make(chosen, index, capacity, torch.device("cpu")))
+    coming, in_flight, seen_both = [], [], set()
+    for number in range(12):
+        ids = draw(random)
+        coming.append((number, ours.announce(ids, number), theirs.announce(ids, number)))
+        if len(coming) < WINDOW:
+            continue
+        while True:
+            mine, place, unique = coming[0]
+            oldest = in_flight[0] if in_flight else None
+            seat, counts = ours.plan(place, oldest, mine)
+            made, expected = theirs.plan(unique, oldest, mine)
+            assert counts == expected
+            seen_both.add(counts.fits)
+            compare_state(ours.planner, theirs.planner)
+            if counts.fits:
+                break
+            in_flight.pop(0)
+        compare_plan(seat, made, counts)
+        coming.pop(0)
+        in_flight = [*in_flight, made.batch][-2:]
+    assert ours.planner.slots.row[:-1].min() >= 0, "the cache was full"
+    assert capacity > 60 or seen_both == {0, 1}, "some plans fitted and some did not"
+
+
+def compare_plan(seat: Seat, made, counts: Counts) -> None:
+    for name in Counts._fields:
+        assert getattr(counts, name) is not None
+    unique = counts.unique
+    assert torch.equal(seat.slots.cpu(), made.slots)
+    assert torch.equal(seat.row_slots[:unique].cpu(), made.row_slots[:unique])
+    assert seat.num_moves.item() == counts.placed
+    for ours, theirs in (
+        (seat.move_slots, made.move_slots),
+        (seat.move_out, made.move_out),
+        (seat.move_in, made.move_in),
+    ):
+        assert torch.equal(ours[: counts.placed].cpu(), theirs[: counts.placed])
+    for name in made.distinct._fields:
+        assert torch.equal(getattr(seat.distinct, name).cpu(), getattr(made.distinct, name)), name
+
+
+def compare_state(ours: Planner, theirs: Planner) -> None:
+    for name in ("row", "last_used", "priority"):
+        found, expected = getattr(ours.slots, name)[:-1].cpu(), getattr(theirs.slots, name)[:-1]
+        assert torch.equal(found, expected), name
+    every = torch.arange(sum(SIZES))
+    num = torch.tensor([every.numel()], dtype=torch.int32)
+    device = ours.slots.device
+    assert torch.equal(ours.index.find(every.to(device), num.to(device)).cpu(), theirs.index.find(every, num))
+
+
+def test_a_bad_id_leaves_a_batch_without_rows(device, random):
+    ours = ByKernels(make("lookahead", "hash", 100, device), device)
+    ids = draw(random)
+    ids[7, 1], ids[12, 2] = SIZES[1], -1
+    place = ours.announce(ids, 0)
+    assert place.distinct.num.item() == 0
+    assert ours.fused.num_lookups - place.bad.item() == 7 * len(SIZES) + 1, "the first of them is named"
+    seat, counts = ours.plan(place, None, 0)
+    assert counts == Counts(0, 0, 0, 0, 0, 0, 0, 1)
+    assert (seat.slots == -1).all()
+
+
+def test_next_use_across_the_end_of_the_mask(device, random):
+    """Batch numbers wrap round the 64 bits of the mask."""
+    ours = ByKernels(make("lookahead", "hash", 200, device), device)
+    theirs = Stepwise(make("lookahead", "hash", 200, torch.device("cpu")))
+    coming = []
+    for number in range(60, 70):
+        ids = draw(random)
+        coming.append((number, ours.announce(ids, number), theirs.announce(ids, number)))
+    for number, place, unique in coming:
+        ours.plan(place, None, number)
+        theirs.plan(unique, None, number)
+        compare_state(ours.planner, theirs.planner)
+
+
+def test_some_columns(device, random):
+    sizes = torch.tensor(SIZES, device=device)
+    part = IdColumns(torch.tensor([2, 0], device=device), torch.tensor([0, 400], device=device), sizes[[2, 0]])
+    planner = make("lru", "direct", 300, device)
+    fused = FusedPlanner(planner, part, NUM_SAMPLES, 403)
+    ids, place = draw(random), Place(NUM_SAMPLES * 2, device)
+    fused.announce(ids.to(device), place)
+    expected = distinct(torch.stack([ids[:, 2], ids[:, 0] + 400], 1).flatten())
+    assert torch.equal(place.distinct.rows.cpu(), expected.rows)
+    assert torch.equal(place.distinct.inverse.cpu(), expected.inverse)
+
+
+def test_numbers_are_where_the_kernels_look():
+    assert (kernel.BATCH.value, kernel.OLDEST.value, kernel.NUMBER.value) == (0, 1, 2)

@@ -1,0 +1,267 @@
+"""Steps replayed from CUDA graphs: the same bits as the loop as it stands."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import hotrows
+from hotrows.train.graphs import WARM_UP
+
+SIZES = {"a": 3000, "b": 40, "c": 5}
+DIM = 16
+NUM_STEPS = 25
+OPTIMIZERS = {
+    "sgd": lambda: hotrows.optim.SGD(lr=0.1),
+    "adagrad": lambda: hotrows.optim.Adagrad(lr=0.1),
+    "row-wise-adagrad": lambda: hotrows.optim.RowWiseAdagrad(lr=0.1),
+    "adam": lambda: hotrows.optim.Adam(lr=0.01),
+}
+
+gpu = pytest.mark.gpu
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3 * DIM + 4, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, dense, embedded):
+        return self.layers(torch.cat([dense, embedded.flatten(1)], 1)).squeeze(1)
+
+
+def make_batches(num=NUM_STEPS, size=64, last=None, where="cpu"):
+    random = torch.Generator().manual_seed(1)
+    batches = []
+    for number in range(num):
+        rows = last if last is not None and number == num - 1 else size
+        ids = torch.stack([(torch.rand(rows, generator=random) ** 3 * n).long() for n in SIZES.values()], 1)
+        dense, label = torch.randn(rows, 4, generator=random), torch.rand(rows, generator=random).round()
+        batches.append(hotrows.Batch(dense.to(where), ids.to(where), label.to(where)))
+    return batches
+
+
+def run(
+    batches, *, graphs, device="cuda", optimizer="sgd", dense="sgd", schedule=False, depth=2, window=6, **arguments
+):
+    """Train; answers losses, dense weights, tables, and the step."""
+    torch.manual_seed(0)
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    bags = hotrows.EmbeddingBagCollection(tables, DIM, optimizer=OPTIMIZERS[optimizer](), device=device, **arguments)
+    model = Net().to(device)
+    make = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}[dense]
+    dense_optimizer = make(model.parameters(), lr=0.05)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(each, lambda step: 0.8**step)
+        for each in ((dense_optimizer, bags.optimizer) if schedule else ())
+    ]
+
+    def step(batch):
+        dense, label = batch.dense.to(device), batch.label.to(device)
+        loss = nn.functional.binary_cross_entropy_with_logits(model(dense, bags(batch.ids)), label)
+        dense_optimizer.zero_grad()
+        loss.backward()
+        dense_optimizer.step()
+        return loss.detach()
+
+    one = hotrows.graphed(step, bags) if graphs else step
+    losses = []
+    for batch in hotrows.lookahead(batches, bags, depth=depth, window=window):
+        losses.append(one(batch))
+        for each in schedules:
+            each.step()
+    bags.flush()
+    weights = [p.detach().cpu() for p in model.parameters()]
+    state = {name: bags.row_state(name) for name in SIZES}
+    return {
+        "losses": torch.stack([loss.cpu() for loss in losses]),
+        "weights": weights,
+        "tables": {name: bags.weight(name) for name in SIZES},
+        "state": {f"{name}.{key}": value.clone() for name in SIZES for key, value in state[name].items()},
+        "step": one,
+        "stats": copy.copy(bags.stats()),
+    }
+
+
+def same(ours, theirs) -> None:
+    assert torch.equal(ours["losses"], theirs["losses"])
+    for a, b in zip(ours["weights"], theirs["weights"], strict=True):
+        assert torch.equal(a, b)
+    for part in ("tables", "state"):
+        for name, value in ours[part].items():
+            assert torch.equal(value, theirs[part][name]), name
+
+
+@gpu
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_same_bits_as_all_rows_on_the_device(optimizer, where):
+    batches = make_batches(where=where)
+    ours = run(batches, graphs=True, optimizer=optimizer, cache=400)
+    theirs = run(batches, graphs=True, optimizer=optimizer, store="device")
+    same(ours, theirs)
+    for found in (ours, theirs):
+        assert found["step"].reason is None
+        assert found["step"].num_replayed == NUM_STEPS - WARM_UP
+    assert ours["stats"].evictions > 0
+    assert ours["stats"].on_the_spot == 0
+
+
+@gpu
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"cache": 400},
+        {"store": "device"},
+        {"cache": 400, "index": "hash"},
+        {"cache": 400, "policy": "lru"},
+        {"cache": 400, "policy": "lfu", "index": "hash"},
+    ],
+)
+def test_same_bits_as_the_loop_as_it_stands(arguments):
+    batches = make_batches()
+    same(run(batches, graphs=True, **arguments), run(batches, graphs=False, **arguments))
+
+
+@gpu
+@pytest.mark.parametrize("dense", ["sgd", "adam"])
+def test_learning_rates_change(dense):
+    batches = make_batches()
+    ours = run(batches, graphs=True, dense=dense, optimizer="adam", schedule=True, cache=400)
+    theirs = run(batches, graphs=True, dense=dense, optimizer="adam", schedule=True, store="device")
+    same(ours, theirs)
+    constant = run(batches, graphs=True, dense=dense, optimizer="adam", cache=400)
+    assert not torch.equal(ours["losses"], constant["losses"])
+    plain = run(batches, graphs=False, dense=dense, optimizer="adam", schedule=True, cache=400)
+    torch.testing.assert_close(ours["losses"], plain["losses"])  # fused and single-tensor updates round differently
+
+
+@gpu
+def test_a_cache_too_small_for_the_depth():
+    """Plans that do not fit are put off; batches that do not fit at all overflow: those steps run as they stand."""
+    batches = make_batches(size=200)
+    ours = run(batches, graphs=True, cache=150, depth=4)
+    same(ours, run(batches, graphs=True, store="device"))
+    assert ours["stats"].shrinks > 0
+    overflowing = run(batches, graphs=True, cache=60, depth=2)
+    same(overflowing, run(batches, graphs=True, store="device"))
+    assert overflowing["stats"].overflow > 0
+    assert overflowing["step"].num_as_it_stands > WARM_UP
+
+
+@gpu
+def test_a_last_batch_that_is_shorter():
+    batches = make_batches(last=7)
+    ours = run(batches, graphs=True, cache=400)
+    same(ours, run(batches, graphs=True, store="device"))
+    assert ours["step"].num_replayed == NUM_STEPS - WARM_UP - 1
+
+
+@gpu
+def test_several_epochs_and_reads_between():
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    results = []
+    for arguments in ({"cache": 400}, {"store": "device"}):
+        torch.manual_seed(0)
+        bags = hotrows.EmbeddingBagCollection(
+            tables, DIM, optimizer=hotrows.optim.Adam(lr=0.01), device="cuda", **arguments
+        )
+
+        def step(batch, bags=bags):
+            loss = (bags(batch.ids).float() ** 2).sum() * 0.01 + bags.device.index * 0
+            loss.backward()
+            return loss.detach()
+
+        one = hotrows.graphed(step, bags)
+        losses = []
+        for _ in range(3):
+            bags.train()
+            for number, batch in enumerate(hotrows.lookahead(make_batches(), bags, depth=2, window=6)):
+                losses.append(one(batch))
+                if number == 11:
+                    bags.eval()
+                    with torch.no_grad():
+                        losses.append(bags(batch.ids.cuda()).sum())
+                    bags.train()
+                if number == 20:
+                    break
+        bags.flush()
+        results.append((torch.stack([loss.cpu() for loss in losses]), {name: bags.weight(name) for name in SIZES}))
+        assert one.num_replayed > 40
+    assert torch.equal(results[0][0], results[1][0])
+    for name in SIZES:
+        assert torch.equal(results[0][1][name], results[1][1][name])
+
+
+@gpu
+def test_says_why_a_step_is_not_replayed(caplog):
+    batches = make_batches()
+    with caplog.at_level(logging.WARNING, logger="hotrows"):
+        ours = run(batches, graphs=True, dense="adagrad", cache=400)
+    assert "Adagrad cannot be recorded" in ours["step"].reason
+    assert "Adagrad cannot be recorded" in caplog.text
+    same(ours, run(batches, graphs=False, dense="adagrad", cache=400))
+
+
+@gpu
+def test_ids_used_for_something_else_are_noticed():
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    bags = hotrows.EmbeddingBagCollection(tables, DIM, cache=400, optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
+
+    def step(batch):
+        loss = (bags(batch.ids).sum((1, 2)) * batch.ids[:, 0].float()).sum()
+        loss.backward()
+        return loss.detach()
+
+    one = hotrows.graphed(step, bags)
+    for batch in hotrows.lookahead(make_batches(where="cuda"), bags, depth=2, window=6):
+        one(batch)
+    assert one.reason is not None
+    assert "meta" in one.reason
+
+
+@gpu
+def test_a_host_that_reads_values_is_noticed():
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    bags = hotrows.EmbeddingBagCollection(tables, DIM, cache=400, optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
+
+    def step(batch):
+        loss = bags(batch.ids).sum()
+        loss.backward()
+        return loss.item()
+
+    one = hotrows.graphed(step, bags)
+    losses = [one(batch) for batch in hotrows.lookahead(make_batches(), bags, depth=2, window=6)]
+    assert one.reason is not None
+    assert all(isinstance(loss, float) for loss in losses)
+    bags.flush()
+
+
+@gpu
+def test_bad_ids_raise_at_their_turn():
+    batches = make_batches()
+    batches[15].ids[3, 1] = 99
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    bags = hotrows.EmbeddingBagCollection(tables, DIM, cache=400, optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
+
+    def step(batch):
+        loss = bags(batch.ids).sum()
+        loss.backward()
+        return loss.detach()
+
+    one = hotrows.graphed(step, bags)
+    loop = hotrows.lookahead(batches, bags, depth=2, window=6)
+    for _ in range(15):
+        one(next(loop))
+    with pytest.raises(hotrows.BadIdError, match=r"feature 'b', sample 3: id 99"):
+        next(loop)
+
+
+def test_on_the_cpu_the_step_runs_as_it_stands():
+    batches = make_batches()
+    ours = run(batches, graphs=True, device="cpu", cache=400)
+    assert "cpu" in ours["step"].reason
+    same(ours, run(batches, graphs=False, device="cpu", cache=400))
+    same(ours, run(batches, graphs=False, device="cpu", store="device"))
