@@ -27,3 +27,16 @@ class Zipf:
         drawn = torch.rand(tuple(shape), dtype=torch.float64, generator=self._generator)
         rank = torch.searchsorted(self._cumulative, drawn).clamp(max=self._row_of_rank.numel() - 1)
         return self._row_of_rank[rank]
+
+
+def draw_ranks(sizes: Sequence[int], shape: Sequence[int], exponent: float, generator: torch.Generator) -> Tensor:
+    """int64 [*shape, F] on the generator's device: column t is Zipf-distributed over 0 … sizes[t] − 1, small is hot.
+
+    From the inverse of the continuous distribution, so that nothing in proportion to the sizes is made.
+    """
+    ranks = torch.empty(*shape, len(sizes), dtype=torch.int64, device=generator.device)
+    for column, size in enumerate(sizes):
+        uniform = torch.rand(tuple(shape), dtype=torch.float64, device=generator.device, generator=generator)
+        drawn = (1 - uniform * (1 - float(size) ** (1 - exponent))) ** (1 / (1 - exponent))
+        ranks[..., column] = drawn.long().clamp_(1, size) - 1
+    return ranks

@@ -1,0 +1,887 @@
+"""How fast is a training step, beside all rows on the GPU, and beside the systems people would use instead?
+
+`python benchmarks/step.py SHAPE...`. All systems of a shape train the same model on the same batches in one process,
+their caches warm. `device` has every row on the GPU and is the ceiling; after the timing at every batch size the tables
+of hotrows, flushed, are compared with its tables bit for bit. GPU memory is the peak that torch has allocated for a
+system, its recording of graphs included and the batches not. The results are written again after every measurement.
+Exit code 1 where a figure is missed, tables differ, or hotrows or device fails.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from environment import describe, print_heading
+from peers import PEERS, Peer
+from step_table import TITLES, failures, identity_line, judge, not_run, point_rows, render_shape, table, target_rows
+from torch import Tensor
+from zipf import draw_ranks
+
+import hotrows
+from hotrows.data.shapes import CRITEO_KAGGLE, CRITEO_TERABYTE
+from hotrows.models import make_model
+
+EXPONENT = 1.18  # gives HECA's 26, 21, 17 and 13% unique ids at batches of 1024 to 8192
+NUM_DENSE = 13
+LEARNING_RATE = {"sgd": 0.1, "adam": 0.001}
+POOL_SAMPLES = 1 << 22  # drawn for each batch size, so that a repetition hardly sees a batch twice
+LEAST_BATCHES = 48
+WARM_UP = 80  # steps after the cache is full
+REPETITIONS = 3
+CALIBRATION = 10  # steps
+COUNTED = 5  # steps of a peer, after its timing
+COMPARED_BYTES = 1 << 28  # at a time
+CACHE_SHARE = 0.015
+RATIOS = (0.003, 0.006, 0.015, 0.03, 0.32, 0.64)
+NUM_ROWS = (3_000_000, 33_762_577, 187_767_399)
+MEMORY_SLOTS = 8_000_000
+MEMORY_DIM = 4
+OURS = ("device", "hotrows")
+FBGEMM_CACHED = [key for key in PEERS if key.startswith("fbgemm") and key != "fbgemm-hbm"]
+CACHED_EMBEDDING = [key for key in PEERS if key.startswith("cached-embedding")]
+STARTED = time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Options:
+    """How all shapes are run."""
+
+    device: torch.device
+    systems: tuple[str, ...]
+    precision: str
+    depth: int
+    window: int
+    steps: int | None
+    seconds: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of tables behind one cache.
+
+    Args:
+        slots: rows of the cache.
+        drawn: ids are drawn for tables of these sizes, then spread over the tables; None for the tables' own.
+    """
+
+    shape: str
+    label: str
+    sizes: tuple[int, ...]
+    slots: int
+    batch_sizes: tuple[int, ...]
+    optimizer: str = "sgd"
+    model: str = "dlrm:freqcache"
+    dim: int = 128
+    drawn: tuple[int, ...] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.sizes)
+
+    def spread(self, ranks: Tensor) -> Tensor:
+        """Ids of ranks [..., F]: the same ranks far apart in a larger table."""
+        if self.drawn is None:
+            return ranks
+        factors = [size // drawn for size, drawn in zip(self.sizes, self.drawn, strict=True)]
+        return ranks * torch.tensor(factors, device=ranks.device)
+
+
+class Traffic:
+    """The batches of one size that every system trains."""
+
+    def __init__(self, case: Case, batch_size: int, options: Options) -> None:
+        self._case, self._device = case, options.device
+        self.batch_size = batch_size
+        num = max(LEAST_BATCHES, int(POOL_SAMPLES * min(1.0, options.scale)) // batch_size)
+        generator = torch.Generator(options.device).manual_seed(batch_size)
+        self._ranked = case.drawn or case.sizes
+        ids = case.spread(draw_ranks(self._ranked, (num, batch_size), EXPONENT, generator))
+        dense = torch.randn(num, batch_size, NUM_DENSE, device=options.device, generator=generator)
+        label = (torch.rand(num, batch_size, device=options.device, generator=generator) < 0.25).float()
+        self.pool = _batches(dense, ids, label)
+        self._on_host = self.pool
+        if options.device.type == "cuda":
+            self._on_host = _batches(*(part.cpu().pin_memory() for part in (dense, ids, label)))
+        # so many ids of a table in a batch that fills: several such batches are in flight
+        self._stride = max(1, min(batch_size, case.slots // (4 * len(case.sizes))))
+        self.num_filling = self._count_filling()
+
+    def stream(self, fill: bool, on_host: bool = False) -> "Stream":
+        """Without an end; with `fill`, first those batches that fill the cache.
+
+        Args:
+            on_host: in pinned host memory, as a loader gives them.
+        """
+        pool = self._on_host if on_host else self.pool
+        return Stream(itertools.chain(self._filling() if fill else (), itertools.cycle(pool)))
+
+    def _count_filling(self) -> int:
+        num, wanted = 0, min(self._case.slots, sum(self._ranked))
+        while sum(min(size, num * self._stride) for size in self._ranked) < wanted:
+            num += 1
+        return num
+
+    def _filling(self) -> Iterator[hotrows.Batch]:
+        """All ids that the cache has room for, the most frequent last."""
+        sizes = torch.tensor(self._ranked, device=self._device)
+        first = torch.arange(self.batch_size, device=self._device).remainder_(self._stride)
+        for i in reversed(range(self.num_filling)):
+            ranks = (first + i * self._stride).unsqueeze(1) % sizes
+            yield self.pool[0]._replace(ids=self._case.spread(ranks))
+
+
+def _batches(dense: Tensor, ids: Tensor, label: Tensor) -> list[hotrows.Batch]:
+    return [hotrows.Batch(*parts) for parts in zip(dense.unbind(), ids.unbind(), label.unbind(), strict=True)]
+
+
+class Stream(Iterator[hotrows.Batch]):
+    """Batches until it is told to end."""
+
+    def __init__(self, batches: Iterator[hotrows.Batch]) -> None:
+        self._batches = batches
+        self._ended = False
+
+    def __next__(self) -> hotrows.Batch:
+        if self._ended:
+            raise StopIteration
+        return next(self._batches)
+
+    def end(self) -> None:
+        self._ended = True
+
+
+class DensePart:
+    """Model, its optimizer and the loss: the same first values for every system."""
+
+    def __init__(self, case: Case, options: Options) -> None:
+        torch.manual_seed(0)
+        self.model = make_model(case.model, NUM_DENSE, len(case.sizes), case.dim).to(options.device)
+        kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[case.optimizer]
+        self.optimizer = kind(self.model.parameters(), lr=LEARNING_RATE[case.optimizer], fused=True)
+        self._autocast = {"device_type": options.device.type, "dtype": torch.bfloat16}
+        self._autocast["enabled"] = options.precision == "bf16"
+
+    def train(self, dense: Tensor, embedded: Tensor, label: Tensor) -> Tensor:
+        with torch.autocast(**self._autocast):
+            logits = self.model(dense, embedded)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), label)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+@dataclass
+class Schedule:
+    """How many steps are done for what. `steps` are those of a repetition; None until they are calibrated."""
+
+    warm_up: int
+    steps: int | None
+    seconds: float
+    calibration: int = CALIBRATION
+
+
+@dataclass
+class Timed:
+    schedule: Schedule
+    seconds: list[float] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    before: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+
+    def figures(self, batch_size: int) -> dict[str, Any]:
+        assert self.schedule.steps is not None
+        each = [1000 * seconds / self.schedule.steps for seconds in self.seconds]
+        ms = sorted(each)[len(each) // 2]
+        return {
+            "ms_per_step": ms,
+            "samples_per_s": 1000 * batch_size / ms,
+            "repetitions_ms": each,
+            "steps": self.schedule.steps,
+            "warm_up": self.schedule.warm_up,
+            "last_loss": float(self.losses[-1]),
+        }
+
+
+def time_steps(
+    batches: Iterator[hotrows.Batch],
+    step: Callable[[hotrows.Batch], Tensor],
+    schedule: Schedule,
+    device: torch.device,
+    read: Callable[[], dict[str, float]] = dict,
+) -> Timed:
+    """One loop: warm up, find how many steps a repetition has, repeat. `read` is called before and after."""
+    timed = Timed(schedule)
+
+    def go(num: int) -> float:
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(num):
+            timed.losses.append(step(next(batches)))
+        synchronize(device)
+        return time.perf_counter() - start
+
+    go(1)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # what the first batch replaced, of another size, is gone
+    go(schedule.warm_up - 1)
+    taken = go(schedule.calibration)
+    if schedule.steps is None:
+        schedule.steps = max(REPETITIONS, int(schedule.seconds * schedule.calibration / taken))
+    say(f"    warm after {len(timed.losses)} steps, timing {REPETITIONS} x {schedule.steps}")
+    gc.collect()
+    timed.before = read()
+    timed.seconds = [go(schedule.steps) for _ in range(REPETITIONS)]
+    timed.after = read()
+    return timed
+
+
+class Memory:
+    """What one system has of the device's memory, told from what is alive beside it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._others = self._allocated()
+        self._owned = 0
+
+    def begin(self) -> None:
+        self._others = self._allocated() - self._owned
+
+    def end(self) -> None:
+        gc.collect()
+        self._owned = self._allocated() - self._others
+
+    def peak(self) -> int | None:
+        return torch.cuda.max_memory_allocated() - self._others if self._on_gpu else None
+
+    @property
+    def owned(self) -> int:
+        return self._owned
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated() if self._on_gpu else 0
+
+
+class Ours:
+    """hotrows, or the ceiling: `store="device"`."""
+
+    def __init__(self, case: Case, key: str, options: Options) -> None:
+        self._case, self._key, self._options = case, key, options
+        self.memory = Memory(options.device)
+        self.bags = make_bags(case, options, store="device" if key == "device" else "ram")
+        self.memory.end()
+        self.losses = torch.empty(0)
+        self.dense: list[Tensor] = []
+
+    def run(self, traffic: Traffic, schedule: Schedule) -> dict[str, Any]:
+        self.memory.begin()
+        result = self._train(traffic, schedule)
+        self.bags.flush()
+        self.memory.end()
+        return result
+
+    def _train(self, traffic: Traffic, schedule: Schedule) -> dict[str, Any]:
+        bags, depth = self.bags, self._options.depth
+        dense = DensePart(self._case, self._options)
+        step = hotrows.graphed(lambda batch: dense.train(batch.dense, bags(batch.ids), batch.label), bags)
+        window = depth + 1 if self._key == "device" else self._options.window
+        batches = hotrows.lookahead(traffic.stream(fill=True, on_host=True), bags, depth, window)
+        with closing(batches):
+            timed = time_steps(batches, step, schedule, self._options.device, lambda: bags.stats().as_dict())
+        self.losses = torch.stack(timed.losses).cpu()
+        self.dense = [parameter.detach().cpu() for parameter in dense.model.parameters()]
+        graphs = {"replayed": step.num_replayed, "as_it_stands": step.num_as_it_stands, "reason": step.reason}
+        return {
+            **timed.figures(traffic.batch_size),
+            **(self._counted(timed) if self._key == "hotrows" else {}),
+            "gpu_bytes": self.memory.peak(),
+            "index": bags.index,
+            "graphs": graphs,
+        }
+
+    def _counted(self, timed: Timed) -> dict[str, Any]:
+        assert timed.schedule.steps is not None
+        steps = REPETITIONS * timed.schedule.steps
+        each = {name: (timed.after[name] - timed.before[name]) / steps for name in timed.after if name != "hit_rate"}
+        return {
+            "hit_rate": each["hits"] / each["unique"] if each["unique"] else None,
+            "bytes_in": each["bytes_in"],
+            "bytes_out": each["bytes_out"],
+            "cache_full": timed.before["evictions"] > 0,
+            "each_step": each,
+        }
+
+
+class Other:
+    """A peer: the same model, as it stands."""
+
+    def __init__(self, case: Case, key: str, options: Options, frequencies: Tensor | None) -> None:
+        self._case, self._key, self._options = case, key, options
+        self.memory = Memory(options.device)
+        row_dim = make_model(case.model, NUM_DENSE, len(case.sizes), case.dim).embedding_dim
+        self._peer: Peer = PEERS[key].make(
+            list(case.sizes), row_dim, case.slots / case.num_rows, case.optimizer, LEARNING_RATE[case.optimizer],
+            max(case.batch_sizes), options.device, frequencies if key in CACHED_EMBEDDING else None,
+        )  # fmt: skip
+        self.memory.end()
+
+    def run(self, traffic: Traffic, schedule: Schedule) -> dict[str, Any]:
+        self.memory.begin()
+        result = self._train(traffic, schedule)
+        self.memory.end()
+        return result
+
+    def _train(self, traffic: Traffic, schedule: Schedule) -> dict[str, Any]:
+        peer = self._peer
+        dense = DensePart(self._case, self._options)
+
+        def step(batch: hotrows.Batch) -> Tensor:
+            loss = dense.train(batch.dense, peer.embed(batch.ids), batch.label)
+            peer.step()
+            return loss
+
+        stream = traffic.stream(fill=self._key != "naive")
+        batches = prefetched(stream, peer)
+        timed = time_steps(batches, step, schedule, self._options.device)
+        result = {**timed.figures(traffic.batch_size), "gpu_bytes": self.memory.peak()}
+        peer.count(True)
+        for _ in range(1 if self._key == "naive" else COUNTED):
+            step(next(batches))
+        peer.count(False)
+        stream.end()
+        for batch in batches:  # the one that was prefetched
+            step(batch)
+        counted = peer.figures()
+        if counted.get("batches"):
+            result["hit_rate"] = counted.get("hit_rate")
+            result["bytes_in"] = counted["bytes_in"] / counted["batches"]
+            result["bytes_out"] = counted["bytes_out"] / counted["batches"]
+        return result
+
+    def close(self) -> None:
+        self._peer.close()
+
+
+def prefetched(stream: Iterator[hotrows.Batch], peer: Peer) -> Iterator[hotrows.Batch]:
+    """Batches, the peer told of each before the one ahead of it is embedded."""
+    current = next(stream)
+    for coming in stream:
+        peer.prefetch(coming.ids)
+        yield current
+        current = coming
+    yield current
+
+
+def make_bags(
+    case: Case, options: Options, store: str = "ram", index: str = "auto", dim: int | None = None
+) -> hotrows.EmbeddingBagCollection:
+    kind = {"sgd": hotrows.optim.SGD, "adam": hotrows.optim.Adam}[case.optimizer]
+    return hotrows.EmbeddingBagCollection(
+        [hotrows.Table(f"C{i}", size) for i, size in enumerate(case.sizes, 1)],
+        dim or make_model(case.model, NUM_DENSE, len(case.sizes), case.dim).embedding_dim,
+        cache=min(case.slots, case.num_rows), optimizer=kind(lr=LEARNING_RATE[case.optimizer]), index=index,
+        store=store, device=options.device, seed=0,
+    )  # fmt: skip
+
+
+def compare(ours: Ours, ceiling: Ours, device: torch.device) -> dict[str, Any]:
+    """Whether hotrows trained what the ceiling did, bit for bit."""
+    reason = (
+        _difference_of_losses(ours.losses, ceiling.losses)
+        or _difference_of_dense(ours.dense, ceiling.dense)
+        or _difference_of_rows(ours.bags, ceiling.bags, device)
+    )
+    return {
+        "identical": reason is None,
+        "reason": reason,
+        "num_steps": len(ours.losses),
+        "num_rows": sum(group.store.num_rows for group in ours.bags.groups),
+        "losses_are_finite": bool(ours.losses.isfinite().all()),
+    }
+
+
+def _difference_of_losses(ours: Tensor, ceiling: Tensor) -> str | None:
+    if len(ours) != len(ceiling):
+        return f"{len(ours)} steps and {len(ceiling)}"
+    differ = (_bits(ours) != _bits(ceiling)).nonzero()
+    if not len(differ):
+        return None
+    step = int(differ[0])
+    return f"{len(differ)} losses, the first of step {step}: {float(ours[step])!r} and {float(ceiling[step])!r}"
+
+
+def _difference_of_dense(ours: list[Tensor], ceiling: list[Tensor]) -> str | None:
+    for i, (one, other) in enumerate(zip(ours, ceiling, strict=True)):
+        if not torch.equal(_bits(one), _bits(other)):
+            return f"dense parameter {i}"
+    return None
+
+
+def _difference_of_rows(
+    ours: hotrows.EmbeddingBagCollection, ceiling: hotrows.EmbeddingBagCollection, device: torch.device
+) -> str | None:
+    for one, other in zip(ours.groups, ceiling.groups, strict=True):
+        if one.steps != other.steps:
+            return f"{one.steps} steps of the rows' optimizer and {other.steps}"
+        step = max(1, COMPARED_BYTES // one.store.layout.num_bytes)
+        for start in range(0, one.store.num_rows, step):
+            stop = min(start + step, one.store.num_rows)
+            differ = _bits(one.store.view(start, stop).to(device)) != _bits(other.store.view(start, stop).to(device))
+            if bool(differ.any()):
+                row = start + int(differ.any(1).nonzero()[0])
+                return f"{_name_of_row(ours, row)}, and perhaps more after it"
+    return None
+
+
+def _name_of_row(bags: hotrows.EmbeddingBagCollection, row: int) -> str:
+    """All tables have one dim, so they are one group, in their order."""
+    for bag in bags.tables:
+        if row < bag.num_rows:
+            return f"table {bag.name}, row {row}"
+        row -= bag.num_rows
+    raise AssertionError(row)
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.int32)
+
+
+class Report:
+    """Everything found so far, and the file it goes to."""
+
+    def __init__(self, path: Path | None, environment: dict[str, Any], arguments: dict[str, Any]) -> None:
+        self._path = path
+        self.environment = environment
+        self._arguments = arguments
+        self.shapes: dict[str, Any] = {}
+        self.targets: list[dict[str, Any]] = []
+
+    def save(self) -> None:
+        self.targets = judge(self.shapes)
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        found = {
+            "environment": self.environment,
+            "arguments": self._arguments,
+            "shapes": self.shapes,
+            "targets": self.targets,
+        }
+        new = self._path.with_name(self._path.name + ".new")
+        new.write_text(json.dumps(found, indent=2) + "\n")
+        new.replace(self._path)
+
+
+def run_case(case: Case, options: Options, report: Report) -> None:
+    """All systems of one case, every batch size. What fails is noted and goes no further."""
+    say(f"{case.shape} {case.label}: {case.num_rows:,} rows, cache {case.slots:,}, {case.optimizer}")
+    runner = _Runner(case, options, report)
+    runner.run_ours()
+    free()
+    if case.shape == "kaggle":
+        runner.run_peers()
+    print(table(TITLES, [row for point in runner.points for row in point_rows(runner.entry, point)]))
+    for line in not_run([runner.entry]):
+        print(f"without figures: {line}")
+    print(flush=True)
+    free()
+
+
+class _Runner:
+    def __init__(self, case: Case, options: Options, report: Report) -> None:
+        self._case, self._options, self._report = case, options, report
+        self._traffic = {size: Traffic(case, size, options) for size in case.batch_sizes}
+        say(f"  batches drawn: {', '.join(f'{len(t.pool)} of {size}' for size, t in self._traffic.items())}")
+        self.points: list[dict[str, Any]] = [
+            {
+                "batch_size": size,
+                "systems": {},
+                "identity": {"identical": None, "reason": "not both have run"},
+                "figures": {},
+            }
+            for size in case.batch_sizes
+        ]
+        self.entry = {
+            "label": case.label,
+            "optimizer": case.optimizer,
+            "model": case.model,
+            "dim": case.dim,
+            "precision": options.precision,
+            "num_rows": case.num_rows,
+            "slots": case.slots,
+            "depth": options.depth,
+            "window": options.window,
+            "points": self.points,
+        }
+        report.shapes[case.shape]["cases"].append(self.entry)
+
+    def run_ours(self) -> None:
+        alive: dict[str, Ours] = {}
+        for key in OURS:
+            if key in self._options.systems:
+                built = self._build(key, lambda key=key: Ours(self._case, key, self._options))
+                if built is not None:
+                    alive[key] = built
+        for point in self.points:
+            traffic = self._traffic[point["batch_size"]]
+            schedule = self._schedule(traffic)
+            for key in list(alive):
+                if not self._run(key, alive[key], point, schedule):
+                    self._fail_rest(key, point)
+                    del alive[key]
+            if len(alive) == len(OURS):
+                say("    comparing")
+                try:
+                    point["identity"] = compare(alive["hotrows"], alive["device"], self._options.device)
+                except Exception as error:
+                    point["identity"] = {"identical": False, "reason": f"comparing failed: {told(error)}"}
+                say(f"    {identity_line(self.entry, point)}")
+            self._report.save()
+
+    def run_peers(self) -> None:
+        frequencies = self._frequencies()
+        for key in PEERS:
+            if key not in self._options.systems:
+                continue
+            reason = PEERS[key].missing(self._case.optimizer, self._options.device)
+            if reason is not None:
+                say(f"  {key} missing: {reason}")
+                for point in self.points:
+                    point["systems"][key] = {"missing": reason}
+                continue
+            peer = self._build(key, lambda key=key: Other(self._case, key, self._options, frequencies))
+            if peer is None:
+                continue
+            for point in self.points:
+                traffic = self._traffic[point["batch_size"]]
+                schedule = self._schedule(traffic)
+                if key == "naive":
+                    schedule = Schedule(warm_up=2, steps=1, seconds=0, calibration=0)
+                if not self._run(key, peer, point, schedule):
+                    self._fail_rest(key, point)
+                    break
+            try:
+                peer.close()
+            except Exception as error:
+                say(f"  {key} could not be closed: {told(error)}")
+            del peer
+            free()
+
+    def _schedule(self, traffic: Traffic) -> Schedule:
+        fixed = self._options.steps
+        short = fixed is not None and self._options.device.type == "cpu"  # where there are no graphs to record
+        warm_up = traffic.num_filling + (fixed if short else WARM_UP)
+        return Schedule(warm_up, fixed, self._options.seconds, CALIBRATION if fixed is None else 0)
+
+    def _build(self, key: str, build: Callable[[], Any]) -> Any:
+        say(f"  building {key}")
+        try:
+            built = build()
+        except Exception as error:
+            for point in self.points:
+                point["systems"][key] = {"failed": f"building it: {told(error)}"}
+            self._report.save()
+        else:
+            say(f"    built, {built.memory.owned / 1e9:.2f} GB on the GPU")
+            return built
+        free()
+        return None
+
+    def _run(self, key: str, system: Ours | Other, point: dict[str, Any], schedule: Schedule) -> bool:
+        traffic = self._traffic[point["batch_size"]]
+        say(f"  {key}, batch {traffic.batch_size}, {self._case.optimizer}")
+        try:
+            result = system.run(traffic, schedule)
+        except Exception as error:
+            point["systems"][key] = {"failed": told(error)}
+        else:
+            point["systems"][key] = result
+            say(f"    {result['ms_per_step']:.3f} ms a step")
+            _say_notes(result)
+        point["figures"] = _figures(point["systems"])
+        self._report.save()
+        return "failed" not in point["systems"][key]
+
+    def _fail_rest(self, key: str, failed: dict[str, Any]) -> None:
+        """A system that failed is in no state to go on."""
+        for point in self.points[self.points.index(failed) + 1 :]:
+            point["systems"][key] = {"failed": f"not run: it failed at batch {failed['batch_size']}"}
+
+    def _frequencies(self) -> Tensor | None:
+        """How often each row comes in the batches of the largest size."""
+        if not set(CACHED_EMBEDDING) & set(self._options.systems):
+            return None
+        starts = torch.tensor([0, *self._case.sizes[:-1]], device=self._options.device).cumsum(0)
+        counts = torch.zeros(self._case.num_rows, dtype=torch.int64, device=self._options.device)
+        traffic = self._traffic[max(self._traffic)]
+        together = max(1, 65536 // traffic.batch_size)
+        for start in range(0, len(traffic.pool), together):
+            ids = torch.cat([batch.ids for batch in traffic.pool[start : start + together]])
+            counts += torch.bincount((ids + starts).flatten(), minlength=self._case.num_rows)
+        return counts.cpu()
+
+
+def _say_notes(result: dict[str, Any]) -> None:
+    graphs = result.get("graphs", {})
+    if graphs.get("reason"):
+        say(f"    not replayed from graphs: {graphs['reason']}")
+    elif graphs:
+        say(f"    {graphs['replayed']} steps replayed from graphs, {graphs['as_it_stands']} as they stand")
+    if result.get("cache_full") is False:
+        say("    NOTE: the cache was not full when the timing began")
+
+
+def _figures(systems: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """What targets look at, None where a system is not there."""
+    speed = {key: entry["samples_per_s"] for key, entry in systems.items() if "samples_per_s" in entry}
+    if "hotrows" not in speed:
+        return {}
+    ours = systems["hotrows"]
+
+    def over(keys: Sequence[str]) -> float | None:
+        best = max((speed[key] for key in keys if key in speed), default=None)
+        return None if best is None else speed["hotrows"] / best
+
+    return {
+        "over_device": over(["device"]),
+        "over_fbgemm_cached": over(FBGEMM_CACHED),
+        "over_cached_embedding": over(CACHED_EMBEDDING),
+        "ms_per_step": ours["ms_per_step"],
+        "gpu_gb": None if ours["gpu_bytes"] is None else ours["gpu_bytes"] / 1e9,
+    }
+
+
+def run_memory(batch_size: int, options: Options, report: Report) -> None:
+    """GPU memory besides the cache, from three collections: of ten times the rows, and of half the slots."""
+    shape = report.shapes["memory"]
+    sizes = scaled(KAGGLE, options.scale)
+    slots = max(64, round(MEMORY_SLOTS * options.scale))
+    cases = [
+        Case("memory", label, tuple(size * factor for size in sizes), num, (batch_size,), drawn=sizes)
+        for label, factor, num in (("base", 1, slots), ("rows", 10, slots), ("half", 1, slots // 2))
+    ]
+    traffic = None
+    found = {}
+    for case in cases:
+        traffic = None
+        free()
+        traffic = Traffic(case, batch_size, options)
+        say(f"memory {case.label}: {case.num_rows:,} rows, cache {case.slots:,}, index hash")
+        found[case.label] = build = _measure_memory(case, traffic, options)
+        shape["builds"].append(build)
+        report.save()
+    if options.device.type != "cuda":
+        shape["figures"] = {"bytes_per_cached_row": None, "bytes_per_table_row": None}
+        return
+    base, rows, half = found["base"], found["rows"], found["half"]
+    more_slots, more_rows = base["slots"] - half["slots"], rows["rows"] - base["rows"]
+    built = base["bytes when built"] / base["slots"] - base["bytes a record"]
+    trained = (base["peak bytes"] - half["peak bytes"]) / more_slots - base["bytes a record"]
+    shape["figures"] = {
+        "bytes_per_cached_row": max(built, trained),
+        "bytes_per_cached_row_when_built": built,
+        "bytes_per_cached_row_in_training": trained,
+        "bytes_per_table_row": max(
+            (rows[what] - base[what]) / more_rows for what in ("bytes when built", "peak bytes")
+        ),
+    }
+
+
+def _measure_memory(case: Case, traffic: Traffic, options: Options) -> dict[str, Any]:
+    memory = Memory(options.device)
+    bags = make_bags(case, options, index="hash", dim=MEMORY_DIM)
+    memory.end()
+    built = memory.owned
+
+    def step(batch: hotrows.Batch) -> Tensor:
+        loss = bags(batch.ids).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    batches = hotrows.lookahead(traffic.stream(fill=True), bags, options.depth, options.window)
+    schedule = Schedule(traffic.num_filling + (options.steps or WARM_UP), steps=1, seconds=0, calibration=0)
+    with closing(batches):
+        time_steps(batches, step, schedule, options.device)
+    return {
+        "label": case.label,
+        "rows": case.num_rows,
+        "slots": sum(group.num_slots for group in bags.groups),
+        "bytes a record": bags.groups[0].store.layout.num_bytes,
+        "bytes when built": built,
+        "peak bytes": memory.peak() or 0,
+        "evictions": int(bags.stats().evictions),
+    }
+
+
+KAGGLE = tuple(column.num_ids for column in CRITEO_KAGGLE.columns)
+TERABYTE = tuple(column.num_ids for column in CRITEO_TERABYTE.columns)
+
+
+def scaled(sizes: Sequence[int], scale: float) -> tuple[int, ...]:
+    return tuple(max(1, round(size * scale)) for size in sizes)
+
+
+def share(text: str) -> float:
+    """The 0.015 of "1.5%"."""
+    if not text.endswith("%") or not 0 < (found := float(text[:-1]) / 100) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a share of the rows, such as 1.5%%")
+    return found
+
+
+def make_cases(
+    shape: str, scale: float, cache: float, optimizers: Sequence[str], batch_sizes: Sequence[int] | None
+) -> list[Case]:
+    sizes = scaled(TERABYTE if shape == "terabyte" else KAGGLE, scale)
+    batches = tuple(batch_sizes or BATCH_SIZES[shape])
+
+    def slots(of: Sequence[int], ratio: float) -> int:
+        return max(1, math.ceil(sum(of) * ratio))
+
+    if shape == "kaggle":
+        return [Case(shape, "Kaggle", sizes, slots(sizes, cache), batches, optimizer) for optimizer in optimizers]
+    if shape == "wide-deep":
+        return [Case(shape, "Kaggle", sizes, slots(sizes, cache), batches, model="wide-deep", dim=96)]
+    if shape == "terabyte":
+        return [Case(shape, "Terabyte", sizes, slots(sizes, cache), batches)]
+    if shape == "ratio":
+        return [Case(shape, f"cache {ratio:.1%}", sizes, slots(sizes, ratio), batches) for ratio in RATIOS]
+    assert shape == "rows", shape
+    grown = [scaled(KAGGLE, scale * num / sum(KAGGLE)) for num in NUM_ROWS]
+    fixed = min(slots(sizes, CACHE_SHARE), sum(grown[0]))
+    return [Case(shape, f"{sum(of) / 1e6:.3g} M rows", of, fixed, batches, drawn=grown[0]) for of in grown]
+
+
+def run_shape(shape: str, cases: list[Case], options: Options, report: Report) -> None:
+    for case in cases:
+        run_case(case, options, report)
+    if shape == "rows":
+        times = [
+            point["figures"].get("ms_per_step") for case in report.shapes[shape]["cases"] for point in case["points"]
+        ]
+        known = [ms for ms in times if ms is not None]
+        report.shapes[shape]["figures"]["spread"] = (
+            max(known) / min(known) - 1 if known and len(known) == len(times) else None
+        )
+        report.save()
+
+
+BATCH_SIZES = {
+    "kaggle": (1024, 4096, 16384, 65536),
+    "terabyte": (16384,),
+    "wide-deep": (1024, 2048, 4096, 8192),
+    "rows": (16384,),
+    "ratio": (16384,),
+    "memory": (16384,),
+}
+
+
+def say(text: str) -> None:
+    print(f"[{time.perf_counter() - STARTED:7.1f} s] {text}", flush=True)
+
+
+def told(error: BaseException) -> str:
+    """One line about an error; the rest goes to stderr. What its frames hold is let go."""
+    traceback.print_exception(error)
+    traceback.clear_frames(error.__traceback__)
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def describe_all(device: torch.device) -> dict[str, Any]:
+    """`describe`, and what matters on a GPU."""
+    found = describe(str(device))
+    if found["commit"] == "unknown":
+        found["commit"] = os.environ.get("HOTROWS_COMMIT", "unknown")
+    if device.type != "cuda":
+        return found
+    try:
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        driver = "unknown"
+    import triton
+
+    memory = f"{torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB"
+    return {**found, "gpu_memory": memory, "driver": driver, "cuda": torch.version.cuda, "triton": triton.__version__}
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    known = (*OURS, *PEERS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="+", choices=tuple(BATCH_SIZES), metavar="SHAPE", help=", ".join(BATCH_SIZES))
+    parser.add_argument("--batch-sizes", nargs="+", type=int, metavar="B", help="default: those of the shape")
+    parser.add_argument("--optimizers", nargs="+", choices=("sgd", "adam"), default=["sgd", "adam"], help="of kaggle")
+    parser.add_argument("--systems", nargs="+", choices=known, default=known, metavar="SYSTEM", help=", ".join(known))
+    parser.add_argument("--steps", type=int, help="of a repetition (default: by --seconds)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="a repetition is to take (default 0.5)")
+    parser.add_argument("--cache", type=share, default="1.5%", help="share of the rows (default 1.5%%)")
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--window", type=int, default=32)
+    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="tf32")
+    parser.add_argument("--scale", type=float, default=1.0, help="of all tables; targets are for 1")
+    parser.add_argument("--device", default="cuda", help="cuda (default) or cpu")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results to this file")
+    found = parser.parse_args(arguments)
+    if found.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no CUDA device here, use --device cpu")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parse(arguments)
+    device = torch.device(given.device)
+    torch.backends.cuda.matmul.allow_tf32 = given.precision != "fp32"
+    options = Options(
+        device, tuple(given.systems), given.precision, given.depth, given.window, given.steps, given.seconds,
+        given.scale,
+    )  # fmt: skip
+    environment = describe_all(device)
+    print_heading(__doc__.splitlines()[0], environment)
+    told_arguments = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}
+    report = Report(given.json, environment, told_arguments)
+    for shape in dict.fromkeys(given.shapes):
+        report.shapes[shape] = {"scale": given.scale, "figures": {}, "cases": []}
+        try:
+            if shape == "memory":
+                report.shapes[shape]["builds"] = []
+                run_memory((given.batch_sizes or BATCH_SIZES[shape])[0], options, report)
+                print(render_shape(shape, report.shapes[shape]), flush=True)
+            else:
+                cases = make_cases(shape, given.scale, given.cache, given.optimizers, given.batch_sizes)
+                run_shape(shape, cases, options, report)
+        except Exception as error:
+            report.shapes[shape]["failed"] = f"{shape}: {told(error)}"
+        report.save()
+        free()
+    print(table(("shape", "figure", "wanted", "found", ""), target_rows(report.targets)))
+    missed = failures(report.shapes, report.targets)
+    print("\n".join(["", f"{len(missed)} missed or failed", *missed]), flush=True)
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

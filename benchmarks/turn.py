@@ -1,0 +1,108 @@
+"""How long does one turn of the ring take on a GPU: a batch announced and another planned, by itself?
+
+Criteo Kaggle's tables (26 features, 33.8 M rows), a full cache of 1.5% with the hash index, fresh Zipf-distributed ids
+in every turn. No rows are moved and nothing trains: this is planning alone. The time is the GPU's, from an event before
+the turn to one after it; the median of many turns. Exit code 1 where a target is missed.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from environment import describe, print_heading, write_json
+from zipf import draw_ranks
+
+from hotrows.cache.id_columns import IdColumns
+from hotrows.cache.indexes import make_index
+from hotrows.cache.planner import Counts, Planner
+from hotrows.cache.policies import make_policy
+from hotrows.cache.ring import Ring, Shape
+from hotrows.cache.slots import Slots
+from hotrows.data.shapes import CRITEO_KAGGLE
+
+EXPONENT = 1.18
+SHARE = 0.015
+TARGET_MS = {1024: 0.15, 16384: 0.25}
+
+
+def measure(batch_size: int, device: torch.device, depth: int, window: int, turns: int) -> dict[str, Any]:
+    sizes = tuple(column.num_ids for column in CRITEO_KAGGLE.columns)
+    num_rows = sum(sizes)
+    slots = Slots(math.ceil(SHARE * num_rows), device)
+    planner = Planner(slots, make_index("hash", num_rows, slots), make_policy("lookahead"))
+    lengths = torch.tensor(sizes, device=device)
+    shape = Shape(batch_size, len(sizes), torch.int64)
+    part = IdColumns(None, lengths.cumsum(0) - lengths, lengths)
+    ring = Ring(planner, part, shape, depth, window, num_rows, device, move=lambda seat: None)
+    generator = torch.Generator(device).manual_seed(0)
+    waiting: deque[tuple[int, int]] = deque()
+    plans: deque[int] = deque(maxlen=depth + 1)
+    times, misses, unique, number = [], [], [], 0
+    while len(times) < turns:
+        ids = draw_ranks(sizes, (batch_size,), EXPONENT, generator)
+        place = ring.next_place()
+        ring.prepare_announcement(ids, place, number)
+        waiting.append((place, number))
+        number += 1
+        planned, of = waiting[0] if len(waiting) == window else (None, -1)
+        if planned is not None:
+            waiting.popleft()
+            plans.append(ring.prepare_plan(planned, plans[0] if plans else None, of))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        start.record()
+        ring.run(place, planned, 0)
+        end.record()
+        torch.cuda.synchronize(device)
+        for told, count in [(waiting[-1], int(ring._told[waiting[-1][0], 0]))]:
+            planner.counted(told[1], count)
+        if planned is not None:
+            counts = Counts(*ring._counts[ring.seat_of(planned)].tolist())
+            assert counts.fits, "the cache is too small for the batches in flight"
+            planner.index.replaced(counts.evictions, ring.num_lookups)
+            planner.policy.came(of)
+            if counts.evictions == counts.misses > 0:  # the cache is full
+                times.append(start.elapsed_time(end))
+                misses.append(counts.misses)
+                unique.append(counts.unique)
+    ms = statistics.median(times)
+    target = TARGET_MS.get(batch_size)
+    return {
+        "batch_size": batch_size, "ms": ms, "target_ms": target, "enough": target is None or ms <= target,
+        "unique": statistics.mean(unique), "misses": statistics.mean(misses), "slots": slots.num,
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--window", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("PyTorch sees no CUDA device here; this measures a GPU")
+        return 2
+    device = torch.device("cuda", torch.cuda.current_device())
+    environment = describe("cuda")
+    print_heading(__doc__.splitlines()[0], environment)
+    print(f"{'batch':>7}{'ms':>8}{'at most':>9}{'distinct rows':>15}{'misses':>9}")
+    results = []
+    for batch_size in given.batch_sizes:
+        found = measure(batch_size, device, given.depth, given.window, given.turns)
+        results.append(found)
+        wanted = "" if found["target_ms"] is None else f"{found['target_ms']:.2f}"
+        print(f"{batch_size:7}{found['ms']:8.3f}{wanted:>9}{found['unique']:15,.0f}{found['misses']:9,.0f}", flush=True)
+    if given.json:
+        write_json(given.json, environment, {"results": results})
+    return 0 if all(found["enough"] for found in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
