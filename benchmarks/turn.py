@@ -59,10 +59,10 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
         ring.run(place, planned, 0)
         end.record()
         torch.cuda.synchronize(device)
-        for told, count in [(waiting[-1], int(ring._told[waiting[-1][0], 0]))]:
+        for told, count in [(waiting[-1], int(ring.told[waiting[-1][0]][0]))]:
             planner.counted(told[1], count)
         if planned is not None:
-            counts = Counts(*ring._counts[ring.seat_of(planned)].tolist())
+            counts = Counts(*ring.counts[ring.seat_of(planned)].tolist())
             assert counts.fits, "the cache is too small for the batches in flight"
             planner.index.replaced(counts.evictions, ring.num_lookups)
             planner.policy.came(of)

@@ -88,3 +88,16 @@ def test_several_loops_share_a_ring():
                     break
         results.append({name: bags.weight(name) for name in SIZES})
     same(*results)
+
+
+def test_a_backward_pass_long_after_its_turn_is_refused():
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    bags = hotrows.EmbeddingBagCollection(tables, 4, cache=90, optimizer=hotrows.optim.SGD(lr=0.1), index="hash")
+    bags.groups[0].uses_ring = True
+    kept = None
+    for number, ids in enumerate(hotrows.lookahead(make_batches(12), bags, depth=2, window=5, ids=lambda b: b)):
+        loss = (bags(ids) ** 2).sum()
+        loss.backward(retain_graph=number == 2)
+        kept = loss if number == 2 else kept
+    with pytest.raises(RuntimeError, match="its plan is gone"):
+        kept.backward()

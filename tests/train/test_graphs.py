@@ -239,6 +239,142 @@ def test_a_host_that_reads_values_is_noticed():
     bags.flush()
 
 
+def make_bags(**arguments):
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    return hotrows.EmbeddingBagCollection(
+        tables, DIM, optimizer=hotrows.optim.Adam(lr=0.01), device="cuda", **{"cache": 400, **arguments}
+    )
+
+
+def train_each(step, bags, batches=None):
+    one = hotrows.graphed(step, bags)
+    answers = [one(batch) for batch in hotrows.lookahead(batches or make_batches(), bags, depth=2, window=6)]
+    bags.flush()
+    return one, answers
+
+
+@gpu
+def test_other_ids_than_the_batches_are_not_replayed():
+    bags = make_bags()
+
+    def step(batch):
+        loss = bags((batch.ids + 1) % 5).sum()
+        loss.backward()
+        return loss
+
+    one, _ = train_each(step, bags, make_batches(where="cuda"))
+    assert "other ids" in one.reason
+
+
+@gpu
+def test_a_batch_whose_turn_it_is_not_runs_as_it_stands():
+    results = []
+    for arguments in ({}, {"store": "device"}):
+        bags = make_bags(**arguments)
+
+        def step(batch, bags=bags):
+            loss = bags(batch.ids).sum() * batch.label.sum()
+            loss.backward()
+            return loss
+
+        one, before = hotrows.graphed(step, bags), None
+        for batch in hotrows.lookahead(make_batches(where="cuda"), bags, depth=2, window=6):
+            one(batch)
+            if before is not None:
+                one(before)
+            before = batch
+        assert one.num_replayed > 0
+        assert one.num_as_it_stands > NUM_STEPS
+        bags.flush()
+        results.append({name: bags.weight(name) for name in SIZES})
+    for name in SIZES:
+        assert torch.equal(results[0][name], results[1][name])
+
+
+@gpu
+@pytest.mark.parametrize("kind", ["twice", "never"])
+def test_one_backward_pass_must_come_to_the_bags(kind):
+    bags = make_bags()
+    weight = torch.nn.Parameter(torch.ones((), device="cuda"))
+
+    def step(batch):
+        embedded = bags(batch.ids)
+        loss = ((embedded.detach() if kind == "never" else embedded) * weight).sum()
+        loss.backward(retain_graph=True)
+        if kind == "twice":
+            loss.backward()
+        return loss
+
+    one, _ = train_each(step, bags)
+    assert "one backward pass" in one.reason
+
+
+@gpu
+def test_a_rate_set_by_hand_counts():
+    """And a state that was loaded: the step is recorded again."""
+    losses = {}
+    for graphs in (True, False):
+        torch.manual_seed(0)
+        bags, model = make_bags(store="device"), Net().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
+
+        def step(batch, bags=bags, model=model, optimizer=optimizer):
+            logits = model(batch.dense, bags(batch.ids))
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        one = hotrows.graphed(step, bags) if graphs else step
+        found = []
+        for number, batch in enumerate(hotrows.lookahead(make_batches(where="cuda"), bags, depth=2, window=6)):
+            found.append(one(batch).detach())
+            optimizer.param_groups[0]["lr"] = 0.05 / (number + 1)
+            if number == 15:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        losses[graphs] = torch.stack(found).cpu()
+        assert not graphs or one.reason is None
+    torch.testing.assert_close(losses[True], losses[False])
+    assert not torch.equal(losses[True][0], losses[True][-1])
+
+
+@gpu
+def test_a_scheduler_in_the_step_is_noticed():
+    bags, model = make_bags(), Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+
+    def step(batch):
+        loss = model(batch.dense, bags(batch.ids)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        return loss
+
+    one, _ = train_each(step, bags)
+    assert "scheduler" in one.reason
+
+
+@gpu
+def test_dropout_repeats():
+    losses = []
+    for arguments in ({}, {"store": "device"}):
+        bags, drop = make_bags(**arguments), nn.Dropout(0.5)
+        torch.manual_seed(0)
+
+        def step(batch, bags=bags, drop=drop):
+            loss = drop(bags(batch.ids)).square().sum()
+            loss.backward()
+            return loss
+
+        one, answers = train_each(step, bags)
+        assert one.reason is None
+        losses.append(torch.stack([answer.cpu() for answer in answers]))
+    assert torch.equal(*losses)
+
+
 @gpu
 def test_bad_ids_raise_at_their_turn():
     batches = make_batches()

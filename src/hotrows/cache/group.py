@@ -258,7 +258,7 @@ class RowGroup:
         number, self._next_number = self._next_number, self._next_number + 1
         pageable = self.device.type == "cuda" and not ids.is_cuda and not ids.is_pinned()
         source = ids.pin_memory() if pageable else ids
-        told = ring.told[place]
+        told = LateNumbers(ring.told[place])
         bad = LateBad(told, ids, part.columns, ring.num_lookups)
         request = Request(ring.places[place].distinct, number, None, told, bad, describe, place)
         made = (caller_mark(self.device),) if ids.is_cuda else ()
@@ -310,6 +310,7 @@ class RowGroup:
             return self.ring
         if self._placed or any(flight.seat is not None for flight in self._flights.values()):
             return None  # the ring of another shape is in use, as by the loop whose last batch is a shorter one
+        self._planned.wait()  # the old ring is used no more
         with writable_state():
             self.ring = Ring(
                 self.planner, part, shape, depth, window, self.store.num_rows, self.device, self._move_in_ring
@@ -318,6 +319,10 @@ class RowGroup:
         self._seated.clear()
         self._left.clear()
         return self.ring
+
+    def has_seat(self, flight: Flight) -> bool:
+        """Whether a flight's plan still is in its seat."""
+        return flight.seat is not None and self._seated.get(flight.seat) is flight
 
     def _leave_place(self, request: Request) -> None:
         if request.place is not None:
@@ -338,7 +343,7 @@ class RowGroup:
         waits = (*self._left.get(seat, ()), *after, *(() if self._last_move is None else (self._last_move,)))
         mark = self._run_ring(place, lambda: made.append(ring.prepare_plan(place, oldest, number)), waits)
         self._last_move = None
-        late = ring.counts[seat]
+        late = LateNumbers(ring.counts[seat])
         late.arrives(mark)
         plan = ring.plan_in(seat, made[0], number)
         flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, moved=mark, seat=seat)
@@ -662,6 +667,7 @@ class RowGroup:
                 )
             pinned = self.planner.slots.pinned
             self._planned = self.plan_lane.submit(lambda: _set(pinned, flight.plan.row_slots))
+            self._planned.hold_caller()
             self._num_pinned = int(pinned.sum())
         finally:
             self.acquire(flight)

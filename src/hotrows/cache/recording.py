@@ -27,15 +27,26 @@ class Recorder:
         collects = gc.isenabled()
         gc.disable()
         try:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            # PyTorch touches the random generator's state when it begins to record, which steps in flight may read
+            torch.cuda.synchronize(self._device)
             with torch.cuda.stream(self._stream):
                 # other threads (a loader's) may go on calling CUDA
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     yield graph
-                finally:
-                    graph.capture_end()
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+                except BaseException:
+                    self._abandon(graph)
+                    raise
+                graph.capture_end()
+            self._stream.synchronize()
         finally:
             if collects:
                 gc.enable()
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a recording that failed; one that is spoiled PyTorch itself leaves half open."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            torch._C._cuda_endAllocateToPool(index, self._pool)

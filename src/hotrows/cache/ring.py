@@ -17,7 +17,6 @@ from torch import Tensor
 from hotrows.cache.fused import FusedPlanner, Place, Seat
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import writable_state
-from hotrows.cache.late import LateNumbers
 from hotrows.cache.planner import Counts, Plan, Planner
 from hotrows.cache.policies import Lookahead
 from hotrows.cache.recording import Recorder
@@ -83,8 +82,8 @@ class Ring:
         self._write_planned = self._planned_with.numpy()
         self._told = host(self.num_places, 2)
         self._counts = host(self.num_seats, len(Counts._fields))
-        self.told = [LateNumbers(self._told[i]) for i in range(self.num_places)]
-        self.counts = [LateNumbers(self._counts[i]) for i in range(self.num_seats)]
+        # on the host: distinct rows and what is bad, of a place; the plan's counts, of a seat
+        self.told, self.counts = self._told.unbind(), self._counts.unbind()
         policy = planner.policy if isinstance(planner, Planner) else None
         self._upcoming = policy.upcoming if isinstance(policy, Lookahead) else None
         self._recorder = Recorder(device) if pinned else None

@@ -38,6 +38,14 @@ class Ahead:
         """The user's tensors that decide the rows."""
         return [tensor for key in self._keys for tensor in key]
 
+    def is_unchanged(self) -> bool:
+        """Whether the user's tensors are as they were when the batch was looked ahead."""
+        return all(
+            _version(tensor) == version
+            for key, versions in zip(self._keys, self._versions, strict=True)
+            for tensor, version in zip(key, versions, strict=True)
+        )
+
     def matches(self, lookups: Sequence[Lookups]) -> bool:
         """Whether a forward pass looks up what was looked ahead."""
         return all(
@@ -83,6 +91,7 @@ class CachedModule(nn.Module):
         self._anchor = torch.zeros((), dtype=torch.float32, device=self.device, requires_grad=True)
         self._ahead: Ahead | None = None
         self._recorded: list[tuple[Flight, RecordedUpdates]] | None = None
+        self._recorded_ids: list[Tensor] = []
         self._close_lookahead: Callable[[], None] | None = None
         self._warned = False
         self._frozen = False
@@ -107,7 +116,7 @@ class CachedModule(nn.Module):
     def _pooled(self, lookups: Sequence[Lookups]) -> list[Tensor]:
         """float32 [bags, D] of each group."""
         if self._recorded is not None:
-            return self._pooled_in_recording(self._recorded)
+            return self._pooled_in_recording(self._recorded, lookups)
         trains = self.training and torch.is_grad_enabled() and not self._frozen
         ahead = self._ahead
         if ahead is not None and not ahead.matches(lookups):
@@ -154,9 +163,13 @@ class CachedModule(nn.Module):
         finally:
             group.drop(flight)
 
-    def _pooled_in_recording(self, parts: list[tuple[Flight, RecordedUpdates]]) -> list[Tensor]:
+    def _pooled_in_recording(
+        self, parts: list[tuple[Flight, RecordedUpdates]], lookups: Sequence[Lookups]
+    ) -> list[Tensor]:
         if not (self.training and torch.is_grad_enabled()) or self._frozen:
             raise RuntimeError("the bags are read, not trained, in a step")
+        if not all(any(ids is known for known in self._recorded_ids) for part in lookups for ids in part.key):
+            raise RuntimeError("the bags are called with other ids than the batch's")
         return [
             PooledRows.apply(self._anchor, None, tables.group, flight, None, self.mode, updates)  # type: ignore[no-untyped-call]
             for tables, (flight, updates) in zip(self._sets, parts, strict=True)
@@ -212,13 +225,22 @@ class CachedModule(nn.Module):
         return [] if self._ahead is None else self._ahead.ids
 
     @contextmanager
-    def recorded(self, parts: list[tuple[Flight, RecordedUpdates]]) -> Iterator[None]:
-        """Forward passes inside are those of a recorded step, on these plans. Used by `hotrows.graphed`."""
-        self._recorded = parts
+    def recorded(self, parts: list[tuple[Flight, RecordedUpdates]], ids: list[Tensor]) -> Iterator[None]:
+        """Forward passes inside are those of a recorded step, on these plans. Used by `hotrows.graphed`.
+
+        Args:
+            ids: the tensors that stand for the planned ids.
+        """
+        self._recorded, self._recorded_ids = parts, ids
         try:
             yield
         finally:
-            self._recorded = None
+            self._recorded, self._recorded_ids = None, []
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether `accumulate` is open."""
+        return any(tables.updates.is_accumulating for tables in self._sets)
 
     @property
     def groups(self) -> list[RowGroup]:

@@ -125,6 +125,8 @@ def check_memory(
 ) -> None:
     """Raise before anything is allocated if rows or caches of all groups do not fit."""
     if store == "device":
+        if any(num >= 2**31 for _, num, _ in plans):
+            raise ValueError("store='device' takes fewer than 2^31 rows of one dim: use store='ram' with a cache")
         rows = sum(num * layout.num_bytes for layout, num, _ in plans)
         require_memory(
             "all rows", rows, available_memory(device), f"memory on {device}", "use store='ram', with a cache on it"

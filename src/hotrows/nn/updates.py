@@ -49,6 +49,11 @@ class Updates:
     def reach(self, opened: OpenPass, flight: Flight, grads: LookupGrads) -> None:
         """The backward pass has come to a forward pass."""
         self._open.discard(opened)
+        if flight.seat is not None and flight.landed and not self._group.has_seat(flight):
+            raise RuntimeError(
+                "a second backward pass through a batch whose turn is long over: its plan is gone; with retain_graph, "
+                "call backward() again before the loop goes on"
+            )
         if not self._accumulating and self._backward != _graph_task():
             self._gathered.clear()  # of a backward pass that failed
             self._backward = _graph_task()
@@ -66,6 +71,10 @@ class Updates:
                 engine.queue_callback(self._apply)
         self._group.note_use(flight)
         opened.end(self._group)
+
+    @property
+    def is_accumulating(self) -> bool:
+        return self._accumulating
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -91,14 +100,13 @@ class RecordedUpdates:
     def __init__(self, group: RowGroup, hyper: Tensor) -> None:
         self._group = group
         self._hyper = hyper
-        self._num_open = 0
+        self.num_passes = (0, 0)  # forward, backward
 
     def open(self, flight: Flight) -> None:
-        self._num_open += 1
-        if self._num_open > 1:
-            raise RuntimeError("the bags are called more than once in a step")
+        self.num_passes = (self.num_passes[0] + 1, self.num_passes[1])
 
     def reach(self, opened: None, flight: Flight, grads: LookupGrads) -> None:
+        self.num_passes = (self.num_passes[0], self.num_passes[1] + 1)
         self._group.apply(flight.plan, grads, self._hyper)
 
 

@@ -4,27 +4,23 @@ At small batches a step is a hundred kernels of a few microseconds each, and lau
 than running them. A recording is launched at once. Planning and moving have their own (`cache.ring`) and run beside it.
 """
 
-import dataclasses
 import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from hotrows.cache.group import Flight, RowGroup
-from hotrows.cache.lanes import Mark, caller_mark, current_stream
+from hotrows.cache.lanes import caller_mark, current_stream
 from hotrows.cache.recording import Recorder
 from hotrows.nn.lookups import on_device
 from hotrows.nn.module import CachedModule
 from hotrows.nn.updates import RecordedUpdates
 from hotrows.ops.row_update import numbers
-from hotrows.optim import RowOptimizer
+from hotrows.train.batch_form import put_together, same_leaf, take_apart
+from hotrows.train.recordable import CannotRecordError, DenseOptimizers, watching
 
 B = TypeVar("B")
 T = TypeVar("T")
@@ -33,10 +29,7 @@ logger = logging.getLogger("hotrows")
 
 PRIORITY = -5  # of the stream that replays the step: where planning and training meet, training goes first
 WARM_UP = 3  # steps that run as they stand: they compile kernels, and show which optimizers there are
-
-
-class CannotRecordError(Exception):
-    """Says why a step stays as it is."""
+SPARE_RECORDINGS = 64  # beyond one in eight steps: a step that must be recorded again and again is better left alone
 
 
 def graphed(step: Callable[[B], T], bags: CachedModule) -> "GraphedStep[B, T]":
@@ -55,14 +48,15 @@ def graphed(step: Callable[[B], T], bags: CachedModule) -> "GraphedStep[B, T]":
         for batch in hotrows.lookahead(loader, bags):
             loss = step(batch)
 
-    The result is the same, bit for bit. What the step does in Python alone (counting, printing) happens only while it
-    is recorded; what it reads from Python (a loss scale) stays as it was then. Learning rates may change: of rows
-    always, of SGD, Adam and AdamW because their `lr` becomes a tensor. The ids of the batch may go to `bags` only.
-    `.reason` says why a step is not replayed, None if it is.
+    It computes what the step computes, with PyTorch's fused implementation of the optimizer. What the step does in
+    Python alone (counting, printing) happens only while it is recorded; what it reads from Python (a loss scale) stays
+    as it was then. Learning rates may change, and a step whose parameters or optimizers change otherwise is recorded
+    again. The ids of the batch may go to `bags` only. `.reason` says why a step is not replayed, None if it is.
 
     Args:
-        step: takes a batch (tensors, or a tuple, dict or dataclass of them), calls `bags` once, trains, and answers a
-            tensor or several. It must zero the gradients itself.
+        step: takes a batch (tensors, or a tuple, dict or dataclass of them), calls `bags` once with the batch's ids,
+            trains, and answers a tensor or several. It must zero the gradients itself; `param.grad` means nothing
+            after a replay.
     """
     return GraphedStep(step, bags)
 
@@ -74,8 +68,9 @@ class GraphedStep(Generic[B, T]):
         self.reason: str | None = None
         self.num_replayed = 0
         self.num_as_it_stands = 0
-        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._optimizers = DenseOptimizers()
         self._num_warm = 0
+        self._num_recorded = 0
         self._recordings: dict[Any, _Recording] = {}
         self._recorder: Recorder | None = None
         self._copying: Any = None
@@ -87,16 +82,26 @@ class GraphedStep(Generic[B, T]):
         flights = None if self.reason else self._flights()
         if flights is None:
             return self._as_it_stands(batch)
+        try:
+            leaves, form = take_apart(batch)
+        except Exception as error:
+            self._give_up(f"its batches cannot be taken apart: {error}")
+            return self._as_it_stands(batch)
+        if not self._has_current_ids(leaves):
+            return self._as_it_stands(batch)  # which warns, and plans on the spot
         if self._num_warm < WARM_UP:
-            return self._warm_up(batch)
-        leaves, form = _take_apart(batch)
+            return self._warm_up(leaves, form)
+        if not self._optimizers.are_as_noted():
+            self._recordings.clear()
         seats = tuple([flight.seat for flight in flights])
         recording = self._recordings.get(seats)
         if recording is None or not recording.suits(leaves, form):
             try:
                 recording = self._recordings[seats] = self._record(leaves, form, flights)
             except Exception as error:
-                self._give_up(f"recording it failed: {type(error).__name__}: {error}")
+                self._optimizers.zero_grad()  # of a recording, never computed
+                kind = "" if isinstance(error, CannotRecordError) else f"recording it failed: {type(error).__name__}: "
+                self._give_up(f"{kind}{error}")
                 return self._as_it_stands(batch)
         self.num_replayed += 1
         return recording.replay(leaves, flights)  # type: ignore[no-any-return]
@@ -104,38 +109,41 @@ class GraphedStep(Generic[B, T]):
     def _flights(self) -> list[Flight] | None:
         """The plans of the current batch, None where one of them was not made in the ring."""
         ahead = self._bags.current
-        if ahead is None or not self._bags.training or not torch.is_grad_enabled():
+        if ahead is None or not self._bags.training or not torch.is_grad_enabled() or self._bags.is_accumulating:
             return None
         flights = [flight for flight in ahead.flights if flight is not None and flight.seat is not None]
         return flights if len(flights) == len(ahead.flights) else None
+
+    def _has_current_ids(self, leaves: list[Any]) -> bool:
+        """Whether this is the batch whose turn it is, with the ids that were planned."""
+        ahead = self._bags.current
+        assert ahead is not None
+        return ahead.is_unchanged() and all(any(leaf is ids for leaf in leaves) for ids in ahead.ids)
 
     def _as_it_stands(self, batch: B) -> T:
         self.num_as_it_stands += 1
         return self._step(batch)
 
-    def _warm_up(self, batch: B) -> T:
-        leaves, form = _take_apart(batch)
+    def _warm_up(self, leaves: list[Any], form: Any) -> T:
         ids = self._bags.current_ids()
         there = [_on_device(leaf, ids, self._bags.device) for leaf in leaves]  # as it will be in a recording
-        with _watching() as (optimizers, waits):
-            answer = self._as_it_stands(_put_together(there, form))
+        with watching() as (optimizers, waits):
+            answer = self._as_it_stands(put_together(there, form))
         self._num_warm += 1
-        if self._num_warm == WARM_UP and waits:
-            self._give_up(f"it waits for the device ({waits[0]}), as .item() and printing a tensor do")
-        new = {key: optimizer for key, optimizer in optimizers.items() if key not in self._optimizers}
-        self._optimizers.update(new)
         try:
-            for optimizer in new.values():
-                _make_recordable(optimizer)
+            if self._num_warm == WARM_UP and waits:
+                raise CannotRecordError(f"it waits for the device ({waits[0]}), as .item() and printing a tensor do")
+            self._optimizers.found(optimizers)
+            self._optimizers.note()
         except CannotRecordError as error:
             self._give_up(str(error))
-        return answer
+        # an autograd graph kept alive would tie the recording to the stream of this step
+        detached: T = pytree.tree_map_only(Tensor, Tensor.detach, answer)
+        return detached
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
         self._recordings.clear()
-        for optimizer in self._optimizers.values():
-            optimizer.zero_grad(set_to_none=True)  # of a recording, never computed
         logger.warning("training steps are not replayed from CUDA graphs: %s", reason)
 
     def _record(self, leaves: list[Any], form: Any, flights: list[Flight]) -> "_Recording":
@@ -143,9 +151,18 @@ class GraphedStep(Generic[B, T]):
             self._recorder = Recorder(self._bags.device)
             self._copying = torch.cuda.Stream(self._bags.device)  # type: ignore[no-untyped-call]
             self._training = torch.cuda.Stream(self._bags.device, PRIORITY)  # type: ignore[no-untyped-call]
-        for optimizer in self._optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
-        return _Recording(self._step, self._bags, leaves, form, flights, self._recorder, self._copying, self._training)
+        self._num_recorded += 1
+        if self._num_recorded > self.num_replayed // 8 + SPARE_RECORDINGS:
+            raise CannotRecordError("its batches, parameters or optimizers change from call to call")
+        self._optimizers.zero_grad()
+        self._optimizers.note()
+        rates, row_rates = self._optimizers.rate_versions(), _row_rates(self._bags)
+        recording = _Recording(
+            self._step, self._bags, leaves, form, flights, self._recorder, self._copying, self._training
+        )
+        if self._optimizers.rate_versions() != rates or _row_rates(self._bags) != row_rates:
+            raise CannotRecordError("it changes learning rates: step the scheduler outside of it")
+        return recording
 
 
 class _Recording:
@@ -166,7 +183,7 @@ class _Recording:
         self._copying = copying
         self._training = training
         self._form = form
-        self.rings = _rings(bags)
+        self._memory = _memory(bags)
         ids = bags.current_ids()
         self._is_ids = [any(leaf is tensor for tensor in ids) for leaf in leaves]
         self._inputs = [
@@ -175,27 +192,32 @@ class _Recording:
         ]
         self._rates = [_Rates(group, bags.device) for group in bags.groups]
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._done: Mark | None = None
-        parts = [
-            (flight, RecordedUpdates(rates.group, rates.on_device))
-            for flight, rates in zip(flights, self._rates, strict=True)
-        ]
-        with bags.recorded(parts), recorder.recording() as self._graph:
+        updates = [RecordedUpdates(rates.group, rates.on_device) for rates in self._rates]
+        stand_ins = [leaf for leaf, is_ids in zip(self._inputs, self._is_ids, strict=True) if is_ids]
+        with (
+            bags.recorded(list(zip(flights, updates, strict=True)), stand_ins),
+            recorder.recording() as self._graph,
+        ):
             for rates in self._rates:
                 rates.on_device.copy_(rates.pinned, non_blocking=True)
-            answer = step(_put_together(self._inputs, form))
+            answer = step(put_together(self._inputs, form))
+        if any(each.num_passes != (1, 1) for each in updates):
+            raise CannotRecordError("a step must call the bags once, and one backward pass must come to them")
         self._answer, self._answer_form = pytree.tree_flatten(answer)
+        self._done = caller_mark(bags.device)  # the memory of the inputs is free by then
 
     def suits(self, leaves: list[Any], form: Any) -> bool:
         """Whether this is a recording of the step on such a batch, with memory that is still there."""
-        if form != self._form or self.rings != _rings(self._bags) or len(leaves) != len(self._inputs):
-            return False
-        return all(
-            leaf.shape == own.shape and leaf.dtype == own.dtype if isinstance(own, Tensor) else leaf == own
-            for leaf, own in zip(leaves, self._inputs, strict=True)
+        return (
+            form == self._form
+            and len(leaves) == len(self._inputs)
+            and all(same_leaf(leaf, own) for leaf, own in zip(leaves, self._inputs, strict=True))
+            and self._memory == _memory(self._bags)
         )
 
     def replay(self, leaves: list[Any], flights: list[Flight]) -> Any:
+        if any(flight.used_up for flight in flights):
+            self._done.wait()  # the same batch again: what the host writes has not been read yet
         device = self._bags.device
         before = caller_mark(device)
         with torch.cuda.stream(self._training):
@@ -214,7 +236,7 @@ class _Recording:
 
     def _bring(self, leaves: list[Any]) -> None:
         """Copy the batch to where the recording looks for it; from the host while earlier batches train."""
-        from_host = False
+        from_host: list[tuple[Tensor, Tensor]] = []
         here: tuple[list[Tensor], list[Tensor]] = ([], [])
         for leaf, place, is_ids in zip(leaves, self._inputs, self._is_ids, strict=True):
             if is_ids or not isinstance(leaf, Tensor):
@@ -222,16 +244,16 @@ class _Recording:
             if leaf.is_cuda:
                 here[0].append(place)
                 here[1].append(leaf)
-                continue
-            with torch.cuda.stream(self._copying):
-                if not from_host and self._done is not None:
-                    self._done.hold_caller()
-                from_host = True
-                place.copy_(leaf if leaf.is_pinned() else leaf.pin_memory(), non_blocking=True)
+            else:
+                from_host.append((place, leaf if leaf.is_pinned() else leaf.pin_memory()))
         if here[0]:
             torch._foreach_copy_(*here)
         if from_host:
-            self._copied.record(self._copying)
+            with torch.cuda.stream(self._copying):
+                self._done.hold_caller()
+                for place, leaf in from_host:
+                    place.copy_(leaf, non_blocking=True)
+                self._copied.record(self._copying)
             current_stream(self._bags.device).wait_event(self._copied)
 
 
@@ -252,13 +274,17 @@ class _Rates:
         self._write[:] = numbers(self._rule, self.group.next_step())
 
 
-def _rings(bags: CachedModule) -> tuple[int, ...]:
+def _memory(bags: CachedModule) -> list[int]:
     """What a recording points to: the rings, and the caches, which an overflow can make larger."""
-    return tuple(
+    return [
         number
         for group in bags.groups
         for number in (-1 if group.ring is None else group.ring.serial, group.cache.data_ptr())
-    )
+    ]
+
+
+def _row_rates(bags: CachedModule) -> list[Any]:
+    return [] if bags.optimizer is None else [dict(group, params=None) for group in bags.optimizer.param_groups]
 
 
 def _stand_in(leaf: Tensor, is_ids: bool, device: torch.device) -> Tensor:
@@ -272,76 +298,3 @@ def _on_device(leaf: Any, ids: list[Tensor], device: torch.device) -> Any:
     if not isinstance(leaf, Tensor) or any(leaf is tensor for tensor in ids):
         return leaf
     return on_device(leaf, device)
-
-
-def _take_apart(batch: Any) -> tuple[list[Any], Any]:
-    """Tensors and other values of a batch, and its form."""
-    if isinstance(batch, Tensor):
-        return [batch], Tensor
-    kind = type(batch)
-    if isinstance(batch, tuple) and all(isinstance(part, Tensor) for part in batch):
-        return list(batch), kind
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type) and kind not in pytree.SUPPORTED_NODES:
-        names = [field.name for field in dataclasses.fields(batch)]
-        pytree.register_pytree_node(
-            kind, lambda value: ([getattr(value, name) for name in names], None), lambda values, _: kind(*values)
-        )
-    return pytree.tree_flatten(batch)
-
-
-def _put_together(leaves: list[Any], form: Any) -> Any:
-    if form is Tensor:
-        return leaves[0]
-    if isinstance(form, type):
-        return form._make(leaves) if hasattr(form, "_make") else form(leaves)
-    return pytree.tree_unflatten(leaves, form)
-
-
-@contextmanager
-def _watching() -> Iterator[tuple[dict[int, torch.optim.Optimizer], list[str]]]:
-    """Which optimizers take a step meanwhile, and where the host waits for the device."""
-    found: dict[int, torch.optim.Optimizer] = {}
-    waits: list[str] = []
-
-    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not isinstance(optimizer, RowOptimizer):
-            found[id(optimizer)] = optimizer
-
-    handle = register_optimizer_step_pre_hook(note)
-    mode = torch.cuda.get_sync_debug_mode()
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode(max(mode, 1))
-            yield found, waits
-        for warning in caught:
-            if "synchronizing CUDA operation" in str(warning.message):
-                waits.append(f"{Path(warning.filename).name}:{warning.lineno}")
-            elif "Synchronization debug mode" not in str(warning.message):
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-        handle.remove()
-
-
-def _make_recordable(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer keep on the device what changes from step to step."""
-    name = type(optimizer).__name__
-    fused = isinstance(optimizer, torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW)
-    if not fused and "capturable" not in optimizer.defaults:
-        raise CannotRecordError(f"torch.optim.{name} cannot be recorded: use SGD, Adam or AdamW for the dense part")
-    for group in optimizer.param_groups:
-        params = [param for param in group["params"] if param.requires_grad]
-        if any(not param.is_cuda or not param.is_floating_point() for param in params):
-            raise CannotRecordError(f"{name} has parameters that are not on the device, or no floats")
-        if fused:
-            group["fused"], group["foreach"] = True, False
-        if "capturable" in group:
-            group["capturable"] = True
-        if params and not isinstance(group["lr"], Tensor):
-            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=params[0].device)
-        for param in params:
-            steps = optimizer.state[param].get("step") if param in optimizer.state else None
-            if steps is not None:
-                value = torch.as_tensor(steps, dtype=torch.float32)
-                optimizer.state[param]["step"] = value.to(param.device)

@@ -1,0 +1,126 @@
+"""Optimizers of the dense part in a recorded step: which there are, and whether they still are as they were recorded.
+
+A recording reads and writes the tensors that were there when it was made, and numbers as they were then. A learning
+rate may change because it becomes a tensor; whatever else changes makes the recording worthless.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hotrows.optim import RowOptimizer
+
+RECORDABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
+class CannotRecordError(Exception):
+    """Says why a step stays as it is."""
+
+
+@contextmanager
+def watching() -> Iterator[tuple[dict[int, torch.optim.Optimizer], list[str]]]:
+    """Which optimizers take a step meanwhile, and where the host waits for the device."""
+    found: dict[int, torch.optim.Optimizer] = {}
+    waits: list[str] = []
+
+    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not isinstance(optimizer, RowOptimizer):
+            found[id(optimizer)] = optimizer
+
+    handle = register_optimizer_step_pre_hook(note)
+    mode = torch.cuda.get_sync_debug_mode()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode(max(mode, 1))
+            yield found, waits
+        for warning in caught:
+            if "synchronizing CUDA operation" in str(warning.message):
+                waits.append(f"{Path(warning.filename).name}:{warning.lineno}")
+            elif "Synchronization debug mode" not in str(warning.message):
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+        handle.remove()
+
+
+class DenseOptimizers:
+    """Those that take a step in every call of a training step."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, torch.optim.Optimizer] | None = None
+        self._rates: list[tuple[dict[str, Any], Tensor]] = []
+        self._numbers: list[tuple[dict[str, Any], list[str], list[Any]]] = []
+        self._tensors: list[tuple[Tensor, int]] = []
+        self._states: list[tuple[dict[str, Any], str, Tensor]] = []
+
+    def found(self, optimizers: dict[int, torch.optim.Optimizer]) -> None:
+        """These took a step in a call."""
+        if self._all is None:
+            for optimizer in optimizers.values():
+                _make_recordable(optimizer)
+            self._all = optimizers
+        elif self._all.keys() != optimizers.keys():
+            raise CannotRecordError("not the same optimizers take a step in every call")
+
+    def zero_grad(self) -> None:
+        for optimizer in (self._all or {}).values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def note(self) -> None:
+        """Remember how they are."""
+        self._rates, self._numbers, self._tensors, self._states = [], [], [], []
+        for optimizer in (self._all or {}).values():
+            for group in optimizer.param_groups:
+                self._rates.append((group, group["lr"]))
+                names = [name for name, value in group.items() if name != "params" and not isinstance(value, Tensor)]
+                self._numbers.append((group, names, [group[name] for name in names]))
+                self._tensors += [(param, param.data_ptr()) for param in group["params"]]
+                for param in group["params"]:
+                    state = optimizer.state[param]
+                    self._states += [(state, name, part) for name, part in state.items() if isinstance(part, Tensor)]
+
+    def rate_versions(self) -> list[int]:
+        return [rate._version for _, rate in self._rates]
+
+    def are_as_noted(self) -> bool:
+        """Whether what was recorded still holds. A learning rate set anew is put where a recording reads it."""
+        for group, rate in self._rates:
+            given = group["lr"]
+            if given is not rate:
+                rate.fill_(given)
+                group["lr"] = rate
+        return (
+            all(tensor.data_ptr() == address for tensor, address in self._tensors)
+            and all([group.get(name) for name in names] == values for group, names, values in self._numbers)
+            and all(state.get(name) is part for state, name, part in self._states)
+            and sum(len(group["params"]) for group, _ in self._rates) == len(self._tensors)
+        )
+
+
+def _make_recordable(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer keep on the device what changes from step to step."""
+    name = type(optimizer).__name__
+    if type(optimizer) not in RECORDABLE:
+        known = ", ".join(kind.__name__ for kind in RECORDABLE)
+        raise CannotRecordError(f"torch.optim.{name} cannot be recorded: use {known} for the dense part")
+    for group in optimizer.param_groups:
+        params = [param for param in group["params"] if param.requires_grad]
+        if any(not param.is_cuda or not param.is_floating_point() for param in params):
+            raise CannotRecordError(f"{name} has parameters that are not on the device, or no floats")
+        group["fused"], group["foreach"] = True, False
+        if "capturable" in group:
+            group["capturable"] = True
+        if params and not isinstance(group["lr"], Tensor):
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=params[0].device)
+        for param in params:
+            steps = optimizer.state[param].get("step") if param in optimizer.state else None
+            if steps is not None:
+                value = torch.as_tensor(steps, dtype=torch.float32)
+                optimizer.state[param]["step"] = value.to(param.device)
