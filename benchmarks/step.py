@@ -814,8 +814,7 @@ def free() -> None:
 def describe_all(device: torch.device) -> dict[str, Any]:
     """`describe`, and what matters on a GPU."""
     found = describe(str(device))
-    if found["commit"] == "unknown":
-        found["commit"] = os.environ.get("HOTROWS_COMMIT", "unknown")
+    found["commit"] = os.environ.get("HOTROWS_COMMIT", found["commit"])  # where the tree was copied without its git
     if device.type != "cuda":
         return found
     try:

@@ -38,7 +38,9 @@ class Recorder:
                     self._abandon(graph)
                     raise
                 graph.capture_end()
-            self._stream.synchronize()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+            done.synchronize()
         finally:
             if collects:
                 gc.enable()

@@ -55,8 +55,8 @@ def graphed(step: Callable[[B], T], bags: CachedModule) -> "GraphedStep[B, T]":
 
     Args:
         step: takes a batch (tensors, or a tuple, dict or dataclass of them), calls `bags` once with the batch's ids,
-            trains, and answers a tensor or several. It must zero the gradients itself; `param.grad` means nothing
-            after a replay.
+            trains, and answers a tensor or several. The batch's other tensors are on the device when it gets them. It
+            must zero the gradients itself; `param.grad` means nothing after a replay.
     """
     return GraphedStep(step, bags)
 
@@ -79,18 +79,22 @@ class GraphedStep(Generic[B, T]):
             self.reason = f"the bags are on {bags.device}"
 
     def __call__(self, batch: B) -> T:
+        if self._bags.device.type != "cuda":
+            self.num_as_it_stands += 1
+            return self._step(batch)
+        leaves, form = take_apart(batch)
         flights = None if self.reason else self._flights()
-        if flights is None:
-            return self._as_it_stands(batch)
-        try:
-            leaves, form = take_apart(batch)
-        except Exception as error:
-            self._give_up(f"its batches cannot be taken apart: {error}")
-            return self._as_it_stands(batch)
-        if not self._has_current_ids(leaves):
-            return self._as_it_stands(batch)  # which warns, and plans on the spot
+        if flights is None or not self._has_current_ids(leaves):
+            return self._as_it_stands(leaves, form)  # which plans on the spot what is not the batch's turn
         if self._num_warm < WARM_UP:
             return self._warm_up(leaves, form)
+        recording = self._recording_for(leaves, form, flights)
+        if recording is None:
+            return self._as_it_stands(leaves, form)
+        self.num_replayed += 1
+        return recording.replay(leaves, flights)  # type: ignore[no-any-return]
+
+    def _recording_for(self, leaves: list[Any], form: Any, flights: list[Flight]) -> "_Recording | None":
         if not self._optimizers.are_as_noted():
             self._recordings.clear()
         seats = tuple([flight.seat for flight in flights])
@@ -102,9 +106,8 @@ class GraphedStep(Generic[B, T]):
                 self._optimizers.zero_grad()  # of a recording, never computed
                 kind = "" if isinstance(error, CannotRecordError) else f"recording it failed: {type(error).__name__}: "
                 self._give_up(f"{kind}{error}")
-                return self._as_it_stands(batch)
-        self.num_replayed += 1
-        return recording.replay(leaves, flights)  # type: ignore[no-any-return]
+                return None
+        return recording
 
     def _flights(self) -> list[Flight] | None:
         """The plans of the current batch, None where one of them was not made in the ring."""
@@ -120,15 +123,15 @@ class GraphedStep(Generic[B, T]):
         assert ahead is not None
         return ahead.is_unchanged() and all(any(leaf is ids for leaf in leaves) for ids in ahead.ids)
 
-    def _as_it_stands(self, batch: B) -> T:
+    def _as_it_stands(self, leaves: list[Any], form: Any) -> T:
+        """The step itself, on the batch as a recording sees it: on the device, but for its ids."""
         self.num_as_it_stands += 1
-        return self._step(batch)
+        ids = self._bags.current_ids()
+        return self._step(put_together([_on_device(leaf, ids, self._bags.device) for leaf in leaves], form))
 
     def _warm_up(self, leaves: list[Any], form: Any) -> T:
-        ids = self._bags.current_ids()
-        there = [_on_device(leaf, ids, self._bags.device) for leaf in leaves]  # as it will be in a recording
         with watching() as (optimizers, waits):
-            answer = self._as_it_stands(put_together(there, form))
+            answer = self._as_it_stands(leaves, form)
         self._num_warm += 1
         try:
             if self._num_warm == WARM_UP and waits:

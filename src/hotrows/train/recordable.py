@@ -78,6 +78,7 @@ class DenseOptimizers:
         self._rates, self._numbers, self._tensors, self._states = [], [], [], []
         for optimizer in (self._all or {}).values():
             for group in optimizer.param_groups:
+                _keep_rate_on_device(group)
                 self._rates.append((group, group["lr"]))
                 names = [name for name, value in group.items() if name != "params" and not isinstance(value, Tensor)]
                 self._numbers.append((group, names, [group[name] for name in names]))
@@ -117,10 +118,15 @@ def _make_recordable(optimizer: torch.optim.Optimizer) -> None:
         group["fused"], group["foreach"] = True, False
         if "capturable" in group:
             group["capturable"] = True
-        if params and not isinstance(group["lr"], Tensor):
-            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=params[0].device)
+        _keep_rate_on_device(group)
         for param in params:
             steps = optimizer.state[param].get("step") if param in optimizer.state else None
             if steps is not None:
                 value = torch.as_tensor(steps, dtype=torch.float32)
                 optimizer.state[param]["step"] = value.to(param.device)
+
+
+def _keep_rate_on_device(group: dict[str, Any]) -> None:
+    if group["params"] and not (isinstance(group["lr"], Tensor) and group["lr"].is_cuda):
+        device = group["params"][0].device
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device, non_blocking=True)
