@@ -3,7 +3,8 @@
 The rules that make it exact (docs/architecture.md gives the argument):
 
 1. The planner is the only writer of the index, and plans one batch after the other.
-2. All moves run on one lane, in the order of the plans: a row's eviction is done before any later fetch of it.
+2. All moves run in the order of the plans, in the ring on the planning lane and otherwise on the moving lane, each
+   waiting for the other: a row's eviction is done before any later fetch of it.
 3. A plan is *in flight* until its batch has trained. A plan takes no slot that a plan in flight uses, and its moves
    wait for the batches that had been released when it was made.
 4. A batch waits for its own moves, nothing else.
@@ -21,14 +22,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hotrows.cache.flights import Announcement, Contribution, Flight, LookupGrads, Request, Rows
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Lane, Mark, caller_mark, make_lanes, writable_state
 from hotrows.cache.late import LateBad, LateNumbers, submit_counted
 from hotrows.cache.planner import Counts, Placing, Plan, Planner
 from hotrows.cache.resident import ResidentPlanner
 from hotrows.cache.stats import Stats
-from hotrows.errors import BadIdError
-from hotrows.ops.add_up import add_up
 from hotrows.ops.distinct import Distinct, distinct
 from hotrows.ops.rows import NO_ROW
 from hotrows.ops.update_rows import update_rows
@@ -38,98 +38,6 @@ from hotrows.stores import Store
 if TYPE_CHECKING:  # needs Triton
     from hotrows.cache.fused import Seat
     from hotrows.cache.ring import Ring
-
-NOTHING_BAD = 0
-
-
-@dataclass
-class Rows:
-    """The rows a batch looks up, made in the planning lane.
-
-    `bad` is int64 [3] (what, position, value), `what` being NOTHING_BAD if all is well; a batch that is not well has
-    no rows at all, so that it changes nothing.
-    """
-
-    rows: Tensor  # int64 [N]
-    bad: Tensor | None = None
-
-
-@dataclass
-class Request:
-    """A batch's rows on their way to a plan."""
-
-    distinct: Distinct
-    number: int | None  # under which it was announced to the policy
-    made: Mark | None  # None: not yet on its way
-    num_rows: LateNumbers
-    bad: LateNumbers | LateBad | None
-    describe: Callable[[list[int]], str] | None
-    place: int | None = None  # in the ring, until it is planned for good
-    checked: bool = False
-
-    def has_been_made(self) -> bool:
-        return self.made is not None and self.made.passed()
-
-    def check(self) -> None:
-        """Raise if the batch is bad; waits for the planning lane to have looked at it."""
-        if self.bad is not None and not self.checked:
-            self.checked = True
-            found = self.bad.get()
-            if found[0] != NOTHING_BAD:
-                assert self.describe is not None
-                raise BadIdError(self.describe(found))
-
-
-@dataclass
-class Announcement:
-    """A batch that is to be announced by the ring."""
-
-    request: Request
-    ids: Tensor
-    place: int
-    number: int
-    made: tuple[Mark, ...]  # when the ids are there
-
-
-@dataclass
-class Flight:
-    """A plan in flight."""
-
-    plan: Plan
-    request: Request
-    placing: Placing
-    late: LateNumbers
-    planned: Mark
-    after: tuple[Mark, ...]
-    counts: Counts | None = None
-    moved: Mark | None = None
-    used: Mark | None = None  # by a backward pass
-    used_up: bool = False  # nothing uses it after `used`
-    seat: int | None = None  # in the ring
-    holds: int = 1
-    landed: bool = False
-
-
-@dataclass
-class LookupGrads:
-    """Gradients of the bags of one forward pass, and what each lookup has of its bag's; see `ops.add_up`."""
-
-    grad: Tensor  # float32 or bfloat16 [bags, D]
-    bag_of: Tensor | None = None
-    scale: Tensor | None = None
-    winner: Tensor | None = None
-
-    def by_row(self, unique: Distinct) -> Tensor:
-        """Added up for each distinct row, float32."""
-        return add_up(self.grad.float(), unique.order, unique.starts, unique.num, self.bag_of, self.scale, self.winner)
-
-
-@dataclass
-class Contribution:
-    """Gradients of one forward pass, by row, waiting to be applied together with others."""
-
-    rows: Tensor  # int64 [N], distinct, NO_ROW behind the last
-    grads: Tensor  # float32 [N, D], as many as there are rows
 
 
 @dataclass

@@ -8,7 +8,8 @@ is room again.
 from collections import deque
 from dataclasses import dataclass
 
-from hotrows.cache.group import Flight, Request, RowGroup
+from hotrows.cache.flights import Flight, Request
+from hotrows.cache.group import RowGroup
 
 LAG_IN_RING = 2  # turns after which the host looks at a plan
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Jagged
-from hotrows.cache.group import Rows
+from hotrows.cache.flights import Rows
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.policies import Policy
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrows.cache.group import Rows
+from hotrows.cache.flights import Rows
 from hotrows.cache.policies import Policy
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, check_offsets, on_device, rows_of, with_offsets_checked
 from hotrows.nn.module import CachedModule

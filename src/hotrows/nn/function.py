@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hotrows.cache.group import Flight, LookupGrads, RowGroup
+from hotrows.cache.flights import Flight, LookupGrads
+from hotrows.cache.group import RowGroup
 from hotrows.nn.updates import RecordedUpdates, Updates
 from hotrows.ops.pool import pool
 

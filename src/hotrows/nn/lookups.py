@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotrows.cache.group import NOTHING_BAD, Rows
+from hotrows.cache.flights import NOTHING_BAD, Rows
 from hotrows.cache.id_columns import IdColumns
 from hotrows.ops.rows import NO_ROW
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotrows.cache.group import Flight, Request, RowGroup
+from hotrows.cache.flights import Flight, Request
+from hotrows.cache.group import RowGroup
 from hotrows.cache.lanes import caller_device
 from hotrows.cache.planner import Placing
 from hotrows.cache.policies import Policy

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrows.cache.group import Contribution, Flight, LookupGrads, RowGroup
+from hotrows.cache.flights import Contribution, Flight, LookupGrads
+from hotrows.cache.group import RowGroup
 
 
 class OpenPass:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hotrows.cache.group import Flight, RowGroup
+from hotrows.cache.flights import Flight
+from hotrows.cache.group import RowGroup
 from hotrows.cache.lanes import caller_mark, current_stream
 from hotrows.cache.recording import Recorder
 from hotrows.nn.lookups import on_device

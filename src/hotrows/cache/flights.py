@@ -1,0 +1,105 @@
+"""What goes through a group: the rows of a batch, its plan in flight, its gradients."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hotrows.cache.lanes import Mark
+from hotrows.cache.late import LateBad, LateNumbers
+from hotrows.cache.planner import Counts, Placing, Plan
+from hotrows.errors import BadIdError
+from hotrows.ops.add_up import add_up
+from hotrows.ops.distinct import Distinct
+
+NOTHING_BAD = 0
+
+
+@dataclass
+class Rows:
+    """The rows a batch looks up, made in the planning lane.
+
+    `bad` is int64 [3] (what, position, value), `what` being NOTHING_BAD if all is well; a batch that is not well has
+    no rows at all, so that it changes nothing.
+    """
+
+    rows: Tensor  # int64 [N]
+    bad: Tensor | None = None
+
+
+@dataclass
+class Request:
+    """A batch's rows on their way to a plan."""
+
+    distinct: Distinct
+    number: int | None  # under which it was announced to the policy
+    made: Mark | None  # None: not yet on its way
+    num_rows: LateNumbers
+    bad: LateNumbers | LateBad | None
+    describe: Callable[[list[int]], str] | None
+    place: int | None = None  # in the ring, until it is planned for good
+    checked: bool = False
+
+    def has_been_made(self) -> bool:
+        return self.made is not None and self.made.passed()
+
+    def check(self) -> None:
+        """Raise if the batch is bad; waits for the planning lane to have looked at it."""
+        if self.bad is not None and not self.checked:
+            self.checked = True
+            found = self.bad.get()
+            if found[0] != NOTHING_BAD:
+                assert self.describe is not None
+                raise BadIdError(self.describe(found))
+
+
+@dataclass
+class Announcement:
+    """A batch that is to be announced by the ring."""
+
+    request: Request
+    ids: Tensor
+    place: int
+    number: int
+    made: tuple[Mark, ...]  # when the ids are there
+
+
+@dataclass
+class Flight:
+    """A plan in flight."""
+
+    plan: Plan
+    request: Request
+    placing: Placing
+    late: LateNumbers
+    planned: Mark
+    after: tuple[Mark, ...]
+    counts: Counts | None = None
+    moved: Mark | None = None
+    used: Mark | None = None  # by a backward pass
+    used_up: bool = False  # nothing uses it after `used`
+    seat: int | None = None  # in the ring
+    holds: int = 1
+    landed: bool = False
+
+
+@dataclass
+class LookupGrads:
+    """Gradients of the bags of one forward pass, and what each lookup has of its bag's; see `ops.add_up`."""
+
+    grad: Tensor  # float32 or bfloat16 [bags, D]
+    bag_of: Tensor | None = None
+    scale: Tensor | None = None
+    winner: Tensor | None = None
+
+    def by_row(self, unique: Distinct) -> Tensor:
+        """Added up for each distinct row, float32."""
+        return add_up(self.grad.float(), unique.order, unique.starts, unique.num, self.bag_of, self.scale, self.winner)
+
+
+@dataclass
+class Contribution:
+    """Gradients of one forward pass, by row, waiting to be applied together with others."""
+
+    rows: Tensor  # int64 [N], distinct, NO_ROW behind the last
+    grads: Tensor  # float32 [N, D], as many as there are rows
