@@ -55,10 +55,7 @@ class DenseOptimizers:
 
     def __init__(self) -> None:
         self._all: dict[int, torch.optim.Optimizer] | None = None
-        self._rates: list[tuple[dict[str, Any], Tensor]] = []
-        self._numbers: list[tuple[dict[str, Any], list[str], list[Any]]] = []
-        self._tensors: list[tuple[Tensor, int]] = []
-        self._states: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._noted: list[_Noted] = []
 
     def found(self, optimizers: dict[int, torch.optim.Optimizer]) -> None:
         """These took a step in a call."""
@@ -75,34 +72,56 @@ class DenseOptimizers:
 
     def note(self) -> None:
         """Remember how they are."""
-        self._rates, self._numbers, self._tensors, self._states = [], [], [], []
-        for optimizer in (self._all or {}).values():
-            for group in optimizer.param_groups:
-                _keep_rate_on_device(group)
-                self._rates.append((group, group["lr"]))
-                names = [name for name, value in group.items() if name != "params" and not isinstance(value, Tensor)]
-                self._numbers.append((group, names, [group[name] for name in names]))
-                self._tensors += [(param, param.data_ptr()) for param in group["params"]]
-                for param in group["params"]:
-                    state = optimizer.state[param]
-                    self._states += [(state, name, part) for name, part in state.items() if isinstance(part, Tensor)]
+        self._noted = [_Noted(optimizer) for optimizer in (self._all or {}).values()]
 
     def rate_versions(self) -> list[int]:
-        return [rate._version for _, rate in self._rates]
+        return [rate._version for noted in self._noted for rate in noted.rates]
 
     def are_as_noted(self) -> bool:
         """Whether what was recorded still holds. A learning rate set anew is put where a recording reads it."""
-        for group, rate in self._rates:
-            given = group["lr"]
-            if given is not rate:
-                rate.fill_(given)
+        return all(noted.holds() for noted in self._noted)
+
+
+class _Noted:
+    """An optimizer as it was: its groups and their numbers, its parameters and its state, by identity and address."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups = list(optimizer.param_groups)
+        for group in self._groups:
+            keep_rate_on_device(group)
+        self.rates: list[Tensor] = [group["lr"] for group in self._groups]
+        self._numbers = [_numbers(group) for group in self._groups]
+        params = [param for group in self._groups for param in group["params"]]
+        self._params = [(param, param.data_ptr()) for param in params]
+        self._states = [
+            (param, name, part)
+            for param in params
+            for name, part in optimizer.state.get(param, {}).items()
+            if isinstance(part, Tensor)
+        ]
+
+    def holds(self) -> bool:
+        groups = self._optimizer.param_groups  # loading a state makes new ones
+        if len(groups) != len(self._groups) or any(a is not b for a, b in zip(groups, self._groups, strict=True)):
+            return False
+        for group, rate in zip(groups, self.rates, strict=True):
+            if group["lr"] is not rate:
+                rate.fill_(group["lr"])
                 group["lr"] = rate
+        state = self._optimizer.state
         return (
-            all(tensor.data_ptr() == address for tensor, address in self._tensors)
-            and all([group.get(name) for name in names] == values for group, names, values in self._numbers)
-            and all(state.get(name) is part for state, name, part in self._states)
-            and sum(len(group["params"]) for group, _ in self._rates) == len(self._tensors)
+            all(_numbers(group) == numbers for group, numbers in zip(groups, self._numbers, strict=True))
+            and sum(len(group["params"]) for group in groups) == len(self._params)
+            and all(param.data_ptr() == address for param, address in self._params)
+            and all(state.get(param, {}).get(name) is part for param, name, part in self._states)
         )
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """What a step reads; the rate is a tensor, and its first value a scheduler's."""
+    kept = group.keys() - {"params", "initial_lr"}
+    return {name: group[name] for name in kept if not isinstance(group[name], Tensor)}
 
 
 def _make_recordable(optimizer: torch.optim.Optimizer) -> None:
@@ -118,7 +137,7 @@ def _make_recordable(optimizer: torch.optim.Optimizer) -> None:
         group["fused"], group["foreach"] = True, False
         if "capturable" in group:
             group["capturable"] = True
-        _keep_rate_on_device(group)
+        keep_rate_on_device(group)
         for param in params:
             steps = optimizer.state[param].get("step") if param in optimizer.state else None
             if steps is not None:
@@ -126,7 +145,8 @@ def _make_recordable(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[param]["step"] = value.to(param.device)
 
 
-def _keep_rate_on_device(group: dict[str, Any]) -> None:
-    if group["params"] and not (isinstance(group["lr"], Tensor) and group["lr"].is_cuda):
-        device = group["params"][0].device
+def keep_rate_on_device(group: dict[str, Any]) -> None:
+    """Make a learning rate a tensor beside the parameters."""
+    device = group["params"][0].device if group["params"] else torch.device("cpu")
+    if not (isinstance(group["lr"], Tensor) and group["lr"].device == device):
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device, non_blocking=True)
