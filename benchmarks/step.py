@@ -417,7 +417,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     environment = describe_all(device)
     print_heading(__doc__.splitlines()[0], environment)
-    told_arguments = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}
+    told_arguments = {key: value for key, value in vars(given).items() if key != "json"}
     report = Report(given.json, environment, told_arguments)
     for shape in dict.fromkeys(given.shapes):
         report.shapes[shape] = {"scale": given.scale, "figures": {}, "cases": []}
