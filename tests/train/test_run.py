@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hotrows.models import MODELS
 from hotrows.train.config import RunConfig, from_dict
@@ -33,17 +34,18 @@ def measured(finished: Run) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row-wise-adagrad", "adam"])
-def test_the_same_in_every_digit_whatever_the_cache(tmp_path: Path, optimizer: str) -> None:
-    rows = {"name": optimizer, "lr": 0.05}
-    whole = train(tmp_path / "whole", strategy="device", optimizer=rows)
+def test_the_same_in_every_digit_whatever_the_cache(tmp_path: Path, optimizer: str, device: torch.device) -> None:
+    changes: dict[str, Any] = {"optimizer": {"name": optimizer, "lr": 0.05}, "device": device.type}
+    whole = train(tmp_path / "whole", strategy="device", **changes)
     for size in ("100%", "5%", 2000):
-        cached = train(tmp_path / f"cached{size}", optimizer=rows, cache={"size": size})
+        cached = train(tmp_path / f"cached{size}", cache={"size": size}, **changes)
         assert measured(cached) == measured(whole)
 
 
 @pytest.mark.parametrize("model", sorted(set(MODELS) - {name for name in MODELS if name.startswith("dlrm:")}))
-def test_every_model_trains_and_is_the_same_in_a_cache(tmp_path: Path, model: str) -> None:
+def test_every_model_trains_and_is_the_same_in_a_cache(tmp_path: Path, model: str, device: torch.device) -> None:
     changes: dict[str, Any] = {"model": {"name": model, "dim": 4}, "data": DATA.replace("6000", "12000")}
+    changes["device"] = device.type
     whole = train(tmp_path / "whole", strategy="device", **changes)
     assert measured(train(tmp_path / "cached", cache={"size": "10%"}, **changes)) == measured(whole)
     assert whole.summary["test"]["auc"] > 0.55

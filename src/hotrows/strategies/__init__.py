@@ -1,5 +1,11 @@
 """Strategies: named compositions of the cache's parts."""
 
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hotrows.strategies.base import CacheSettings
 from hotrows.strategies.base import Strategy as Strategy
 from hotrows.strategies.baselines import DeviceStrategy
 from hotrows.strategies.lookahead import LookaheadStrategy
@@ -10,6 +16,10 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
-def check_strategy(name: str) -> None:
+def make_strategy(
+    name: str, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
+) -> Strategy:
+    """A strategy by its name; see `Strategy` for the arguments."""
     if name not in STRATEGIES:
         raise ValueError(f"strategy is {name!r}: known are {', '.join(sorted(STRATEGIES))}")
+    return STRATEGIES[name](cache, options, counts)

@@ -1,10 +1,12 @@
 """What a strategy decides: how the embedding bags are made, and how batches come to them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.nn.collection import EmbeddingBagCollection
@@ -24,10 +26,19 @@ class CacheSettings:
 
 
 class Strategy(ABC):
-    """A way to train with rows that do not all fit on the device."""
+    """A way to train with rows that do not all fit on the device.
 
-    def __init__(self, cache: CacheSettings) -> None:
+    Args:
+        options: the strategy's own section of a run file; None takes its defaults.
+        counts: how often each id of each table occurs in what will be trained on, int64 [rows] by table.
+    """
+
+    def __init__(
+        self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
+    ) -> None:
         self.cache = cache
+        self.options = options
+        self.counts = counts
 
     @abstractmethod
     def make_bags(

@@ -18,7 +18,7 @@ from hotrows.data.schema import DataSet, Schema
 from hotrows.models import make_model
 from hotrows.optim import make_optimizer
 from hotrows.stores.memory import available_host_memory, readable, require_memory
-from hotrows.strategies import STRATEGIES, check_strategy
+from hotrows.strategies import Strategy, make_strategy
 from hotrows.table import Table
 from hotrows.train.config import OptimizerConfig, RunConfig, from_dict
 from hotrows.train.observers import MetricsFile, ProgressBar, TensorBoard
@@ -39,13 +39,14 @@ class Run:
 def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run:
     """Train as configured, and write the run directory: configuration, versions, metrics, report, model."""
     config.check()
-    check_strategy(config.strategy)
+    strategy = strategy_of(config)
     device = choose_device(config.device)
     if config.train.precision != "fp32" and device.type == "cpu":
         raise ValueError(f"train.precision is {config.train.precision!r}, which is for CUDA: use fp32 on a CPU")
     data = open_dataset(config.data)
+    strategy.counts = data.counts
     directory = _make_directory(config)
-    parts = build(config, data.schema, device)
+    parts = build(config, data.schema, device, strategy)
     _write(directory / "config.json", config.to_json())
     _write(directory / "environment.json", environment(device))
     timeline = Timeline(keep=trace)
@@ -54,7 +55,6 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     observers: list[Observer] = [MetricsFile(directory / "metrics.jsonl"), TensorBoard(directory / "tensorboard")]
     if progress:
         observers.append(ProgressBar())
-    strategy = STRATEGIES[config.strategy](config.cache)
     outcome = Trainer(config, data, parts, strategy, observers, timeline).train()
     summary = summarize(config, parts, outcome)
     _write(directory / "summary.json", summary)
@@ -69,7 +69,12 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     return Run(directory, summary)
 
 
-def build(config: RunConfig, schema: Schema, device: torch.device) -> Parts:
+def strategy_of(config: RunConfig) -> Strategy:
+    """The configured strategy, with its own section of the run file where it has one."""
+    return make_strategy(config.strategy, config.cache, getattr(config, config.strategy, None))
+
+
+def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Strategy) -> Parts:
     """Model, embedding bags and optimizers, all from the configured seed."""
     torch.manual_seed(config.seed)
     torch.set_float32_matmul_precision("highest" if config.train.precision == "fp32" else "high")
@@ -85,7 +90,6 @@ def build(config: RunConfig, schema: Schema, device: torch.device) -> Parts:
             f"{', '.join(column.name for column in schema.categorical)}; expected {', '.join(order)}"
         )
     rows = make_optimizer(config.optimizer.name, **config.optimizer.arguments())
-    strategy = STRATEGIES[config.strategy](config.cache)
     bags = strategy.make_bags(tables, model.embedding_dim, rows, device, config.seed)
     return Parts(model, bags, _dense_optimizer(config.dense_optimizer, model), device)
 
@@ -111,7 +115,9 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
             f"{dataset.name} has more ids than the model's tables have rows: give the one it was trained on"
         )
     config.device = str(choose_device("auto" if not torch.cuda.is_available() else config.device))
-    parts = build(config, schema, torch.device(config.device))
+    strategy = strategy_of(config)
+    strategy.counts = dataset.counts
+    parts = build(config, schema, torch.device(config.device), strategy)
     parts.model.load_state_dict(saved["model"])
     parts.bags.load_state_dict(saved["bags"])
     if dataset.num_samples(split) == 0:
