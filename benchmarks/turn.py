@@ -52,7 +52,7 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
         planned, of = waiting[0] if len(waiting) == window else (None, -1)
         if planned is not None:
             waiting.popleft()
-            plans.append(ring.prepare_plan(planned, plans[0] if plans else None, of))
+            plans.append(ring.prepare_plan(planned, plans[0] if plans else None, of, ring.num_lookups))
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(device)
         start.record()

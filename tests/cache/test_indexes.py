@@ -102,7 +102,7 @@ def test_counts_that_arrive_after_a_rebuild_are_not_of_the_new_table() -> None:
             waiting.clear()
         index = planner.index
         assert isinstance(index, HashIndex)
-        assert index._most_erased >= 0
+        assert index._most_pending >= 0
         assert int((index.keys == row_table.EMPTY).sum()) > 0
 
 

@@ -53,6 +53,27 @@ class Stepwise:
         return made, counts
 
 
+def numbers(count: int, device: torch.device) -> Tensor:
+    """Memory of the host that kernels on the device can use."""
+    return torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+
+def make_place(num_lookups: int, device: torch.device) -> Place:
+    return Place(
+        num_lookups, device, *(numbers(count, device) for count in (kernel.NUM_NUMBERS, kernel.NUM_NUMBERS, 2))
+    )
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def assert_told(place: Place, device: torch.device) -> None:
+    finish(device)
+    assert place.on_host.told.tolist() == place.told.tolist()
+
+
 class ByKernels:
     def __init__(self, planner: Planner, device: torch.device) -> None:
         self.planner = planner
@@ -60,20 +81,25 @@ class ByKernels:
         self.fused = FusedPlanner(planner, columns(device), NUM_SAMPLES, sum(SIZES))
 
     def announce(self, ids: Tensor, number: int) -> Place:
-        place = Place(self.fused.num_lookups, self.device)
-        place.announced_with[2] = number
+        place = make_place(self.fused.num_lookups, self.device)
+        place.on_host.announced_with[2] = number
         if self.planner.policy.looks_ahead:
             self.planner.policy.upcoming.expect(number, self.fused.num_lookups)
+        self.fused.begin(place, None)
         self.fused.announce(ids.to(self.device), place)
+        assert_told(place, self.device)
         return place
 
     def plan(self, place: Place, oldest: int | None, number: int):
-        planner, seat = self.planner, Seat(self.fused.num_lookups, self.device)
+        counts_on_host = numbers(len(Counts._fields), self.device)
+        planner, seat = self.planner, Seat(self.fused.num_lookups, self.device, counts_on_host)
         planner.batch += 1
         planner.index.maintain(self.fused.num_lookups)
-        numbers = [planner.batch, planner.batch if oldest is None else oldest, number, 0]
-        place.planned_with.copy_(torch.tensor(numbers, dtype=torch.int32))
+        written = [planner.batch, planner.batch if oldest is None else oldest, number, 0]
+        place.on_host.planned_with.copy_(torch.tensor(written))
+        self.fused.begin(None, place)
         self.fused.plan(place, seat)
+        finish(self.device)
         counts = Counts(*seat.counts.tolist())
         planner.index.replaced(counts.evictions, self.fused.num_lookups)
         if counts.fits and planner.policy.looks_ahead:
@@ -174,7 +200,8 @@ def test_some_columns(device, random):
     part = IdColumns(torch.tensor([2, 0], device=device), torch.tensor([0, 400], device=device), sizes[[2, 0]])
     planner = make("lru", "direct", 300, device)
     fused = FusedPlanner(planner, part, NUM_SAMPLES, 403)
-    ids, place = draw(random), Place(NUM_SAMPLES * 2, device)
+    ids, place = draw(random), make_place(NUM_SAMPLES * 2, device)
+    fused.begin(place, None)
     fused.announce(ids.to(device), place)
     expected = distinct(torch.stack([ids[:, 2], ids[:, 0] + 400], 1).flatten())
     assert torch.equal(place.distinct.rows.cpu(), expected.rows)

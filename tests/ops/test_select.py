@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hotrows.ops.select import kernel, reference
+from hotrows.ops.select import FURTHEST, MOST_SEEN, NEEDED, kernel, reference
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
@@ -62,3 +62,22 @@ def test_extreme_priorities(wanted, device):
 
 def test_no_slots(device):
     check(torch.zeros(0), device, 3)
+
+
+@pytest.mark.parametrize("wanted", [1, 300, 2500, 6000])
+def test_one_pass_over_the_priorities_of_a_policy_that_looks_ahead(wanted, device, random):
+    number = 1000
+    seen = torch.randint(MOST_SEEN + 1, (9000,), generator=random)
+    needed = NEEDED - number - torch.randint(FURTHEST + 1, (9000,), generator=random)
+    priority = torch.where(torch.rand(9000, generator=random) < 0.4, needed, seen).int()
+    priority[::7] = INT_MIN  # never used
+    last_used = torch.randint(10, (9000,), generator=random).int()
+    pinned = torch.rand(9000, generator=random) < 0.2
+    num_wanted = torch.tensor([wanted], dtype=torch.int32)
+    expected = reference.select(priority, last_used, pinned, 7, num_wanted, wanted)
+    answer, counts = torch.full((wanted,), -1, dtype=torch.int32), torch.zeros(kernel.NUM_COUNTS, dtype=torch.int32)
+    numbers = torch.tensor([number, 7], dtype=torch.int32)
+    moved = [part.to(device) for part in (priority, numbers[:1], last_used, pinned, numbers[1:], num_wanted, counts)]
+    answer = answer.to(device)
+    kernel.select_into(*moved, answer)
+    assert answer.tolist() == expected.tolist()

@@ -4,6 +4,8 @@ It reads and writes the state of `Planner` (slots, index, policy), so that the t
 `Planner.announce` and `Planner.plan` with ALL_OR_NOTHING compute.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
@@ -11,15 +13,16 @@ from torch import Tensor
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.indexes.direct import DirectIndex
 from hotrows.cache.indexes.hashed import HashIndex
-from hotrows.cache.planner import Counts, Planner
+from hotrows.cache.planner import Planner
 from hotrows.cache.policies import LFU, LRU, Lookahead, Policy
-from hotrows.cache.policies.lookahead import NEEDED
+from hotrows.cache.policies.lookahead import EXACTLY_SEEN, STEPS_BELOW
 from hotrows.cache.policies.ranking import MOST_FREQUENT
 from hotrows.cache.resident import ResidentPlanner
 from hotrows.ops.distinct import Distinct
 from hotrows.ops.distinct.kernel import distinct_ids, empty
 from hotrows.ops.plan import kernel
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK
+from hotrows.ops.select import MOST_SEEN, NEEDED
 from hotrows.ops.select.kernel import NUM_COUNTS, select_into
 
 KINDS: dict[type[Policy], str] = {Lookahead: "lookahead", LRU: "lru", LFU: "lfu"}
@@ -36,28 +39,48 @@ def reason_against(planner: Planner | ResidentPlanner) -> str | None:
     return None
 
 
-class Place:
-    """Where a batch waits from when it is announced until it is planned."""
+class OnHost(NamedTuple):
+    """What the host writes for a batch and reads of it."""
 
-    def __init__(self, num_lookups: int, device: torch.device) -> None:
+    announced_with: Tensor
+    planned_with: Tensor
+    told: Tensor
+
+
+class Place:
+    """Where a batch waits from when it is announced until it is planned.
+
+    Args:
+        announced_with, planned_with: numbers of the batch, written by the host. told: its answer, read by the host:
+            distinct rows, and what is bad. All int32 and on the host, where the kernels read and write them.
+    """
+
+    def __init__(
+        self, num_lookups: int, device: torch.device, announced_with: Tensor, planned_with: Tensor, told: Tensor
+    ) -> None:
         rows, _, *others = empty(num_lookups, device)
         self.told = torch.zeros(2, dtype=torch.int32, device=device)  # distinct rows; what is bad
         self.bad = self.told[1:]
         self.distinct = Distinct(rows, self.told[:1], *others)
         self.announced_with = torch.zeros(kernel.NUM_NUMBERS, dtype=torch.int32, device=device)
         self.planned_with = torch.zeros(kernel.NUM_NUMBERS, dtype=torch.int32, device=device)
+        self.on_host = OnHost(announced_with, planned_with, told)
 
 
 class Seat:
-    """Where the plan of a batch is from when it is made until the batch has trained."""
+    """Where the plan of a batch is from when it is made until the batch has trained.
 
-    def __init__(self, num_lookups: int, device: torch.device) -> None:
+    Args:
+        counts: int32, the fields of `Counts`, on the host, where a kernel writes them.
+    """
+
+    def __init__(self, num_lookups: int, device: torch.device, counts: Tensor) -> None:
         rows, num, *others = empty(num_lookups, device)
         self.distinct = Distinct(rows, num, *others)
         self.slots, self.row_slots, self.move_slots = (torch.zeros_like(others[0]) for _ in range(3))
         self.move_out, self.move_in = torch.zeros_like(rows), torch.zeros_like(rows)
         self.num_moves = torch.zeros_like(num)
-        self.counts = torch.zeros(len(Counts._fields), dtype=torch.int32, device=device)
+        self.counts = counts
 
 
 class FusedPlanner:
@@ -82,13 +105,27 @@ class FusedPlanner:
             self._misses = torch.empty(blocks, dtype=torch.int32, device=device)
             self._zeroed = torch.zeros(kernel.NUM_SUMS + NUM_COUNTS, dtype=torch.int32, device=device)
 
+    def begin(self, announced: Place | None, planned: Place | None) -> None:
+        """Fetch the numbers of the batches to be announced and planned."""
+        placing = planned is not None and isinstance(self._planner, Planner)
+        kernel.begin[(1,)](
+            None if announced is None else announced.on_host.announced_with,
+            None if announced is None else announced.announced_with,
+            None if announced is None else announced.told,
+            None if planned is None else planned.on_host.planned_with,
+            None if planned is None else planned.planned_with,
+            self._zeroed if placing else None,
+            self._zeroed.numel() if placing else 0,
+            NUMBERS=kernel.NUM_NUMBERS, BLOCK=triton.next_power_of_2(kernel.NUM_SUMS + NUM_COUNTS),
+        )  # fmt: skip
+
     def announce(self, ids: Tensor, place: Place) -> None:
         """Find the distinct rows of ids, and tell the policy that they will be needed."""
-        place.told.zero_()
         part = self._part
         distinct_ids(
-            ids, part.columns, part.first_row, part.num_rows, self._key_dtype, place.bad, tuple(place.distinct)
-        )
+            ids, part.columns, part.first_row, part.num_rows, self._key_dtype, place.bad, place.on_host.told,
+            tuple(place.distinct),
+        )  # fmt: skip
         planner = self._planner
         if isinstance(planner, Planner) and isinstance(planner.policy, Lookahead):
             slot_of, keys, _, num_cells = _index_arrays(planner)
@@ -114,7 +151,6 @@ class FusedPlanner:
         )  # fmt: skip
 
     def _place(self, planner: Planner, place: Place, seat: Seat, sums: Tensor, evictable: Tensor) -> None:
-        self._zeroed.zero_()
         slots, policy, told, numbers = planner.slots, planner.policy, place.distinct, place.planned_with
         slot_of, keys, cell_of, num_cells = _index_arrays(planner)
         direct = keys is None
@@ -123,9 +159,11 @@ class FusedPlanner:
             DIRECT=direct, BLOCK=kernel.BLOCK, num_warps=kernel.NUM_WARPS,
         )  # fmt: skip
         end = slots.num
+        in_one_pass = isinstance(policy, Lookahead) and policy.place_of is None
         select_into(
-            slots.priority[:end], slots.last_used[:end], slots.pinned, numbers[1:2], sums[:1], evictable, self._chosen
-        )
+            slots.priority[:end], numbers[kernel.NUMBER.value :][:1] if in_one_pass else None, slots.last_used[:end],
+            slots.pinned, numbers[kernel.OLDEST.value :][:1], sums[:1], evictable, self._chosen,
+        )  # fmt: skip
         seen = place_of = up_keys = up_uses = None
         num_up_cells = 1
         if isinstance(policy, Lookahead):
@@ -137,6 +175,7 @@ class FusedPlanner:
             slot_of, keys, cell_of, num_cells, up_keys, up_uses, num_up_cells,
             seat.row_slots, seat.move_slots, seat.move_out, seat.move_in,
             DIRECT=direct, POLICY=KINDS[type(policy)], NEEDED=NEEDED, MOST_FREQUENT=MOST_FREQUENT,
+            EXACTLY_SEEN=EXACTLY_SEEN, STEPS_BELOW=STEPS_BELOW, MOST_SEEN=MOST_SEEN,
             BLOCK=kernel.BLOCK, AT_ONCE=kernel.AT_ONCE, num_warps=kernel.NUM_WARPS,
         )  # fmt: skip
 

@@ -247,13 +247,14 @@ class RowGroup:
             return None
         oldest = min(self._flights, default=None)
         made: list[int] = []
+        num_rows = request.num_rows.get()[0] if request.num_rows.ready() else ring.num_lookups
         after = tuple(self._released)
         waits = (*self._left.get(seat, ()), *after, *(() if self._last_move is None else (self._last_move,)))
-        mark = self._run_ring(place, lambda: made.append(ring.prepare_plan(place, oldest, number)), waits)
+        mark = self._run_ring(place, lambda: made.append(ring.prepare_plan(place, oldest, number, num_rows)), waits)
         self._last_move = None
         late = LateNumbers(ring.counts[seat])
         late.arrives(mark)
-        plan = ring.plan_in(seat, made[0], number)
+        plan = ring.plan_in(seat, made[0], number, num_rows)
         flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, moved=mark, seat=seat)
         self._seated[seat] = flight
         return flight
@@ -265,6 +266,12 @@ class RowGroup:
         self._catch_up()
         self._settle_unmoved()
         return self._plan(request, Placing.ALL_OR_NOTHING, after=())
+
+    def surely_fits(self, request: Request) -> bool:
+        """Whether a batch fits beside those in flight, for all the host knows."""
+        oldest = min(self._flights, default=self.planner.batch + 1)
+        protected = sum(num for batch, num in self._protected.items() if batch >= oldest)
+        return protected + request.distinct.rows.numel() + self._num_pinned <= self.num_slots
 
     def settle(self, flight: Flight) -> bool:
         """Look at a plan's counts; queue its moves, or forget it where it did not fit."""

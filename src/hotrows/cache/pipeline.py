@@ -1,8 +1,8 @@
 """The pipeline of one group: batches announced, planned ahead of their turn, and their rows on the way.
 
 The host reads the counts of a plan a turn after it was queued (two in a ring, which is never waited for then). Where
-the batches in flight leave no room for the next one, its plan is made again later, and the depth is smaller until there
-is room again.
+the batches in flight leave no room for the next one, its plan is made again later, and fewer batches are planned ahead
+from then on, unless they are sure to fit; now and then one more is tried.
 """
 
 from collections import deque
@@ -12,6 +12,7 @@ from hotrows.cache.flights import Flight, Request
 from hotrows.cache.group import RowGroup
 
 LAG_IN_RING = 2  # turns after which the host looks at a plan
+MOST_PATIENCE = 32  # turns until one batch more is planned ahead than there was room for
 
 
 @dataclass
@@ -21,6 +22,7 @@ class _Entry:
     request: Request
     flight: Flight | None = None
     turn: int = 0  # in which it was planned
+    place: int = 0  # how many batches were to come before it then
     seen: bool = False  # the plan fitted
 
 
@@ -34,6 +36,10 @@ class Pipeline:
         self._depth = depth
         self._coming: deque[_Entry] = deque()
         self._turn = 0
+        self._reach = self._full = depth + LAG_IN_RING  # how many batches after the current one are planned
+        self._failed = self._full + 1  # the place of a batch that there was no room for
+        self._patience = 1  # turns until one batch more is tried: longer each time that fails
+        self._changed = 0  # turn in which the reach did
         self._current: tuple[Request, Flight | None] | None = None
         self._last: tuple[Request, Flight] | None = None  # kept in flight for one turn more
 
@@ -87,16 +93,21 @@ class Pipeline:
             lag = 1 if entry.flight.seat is None else LAG_IN_RING
             if not entry.seen and entry.turn <= self._turn - lag:
                 self._look(entry)
+        if self._reach < self._full and self._turn - self._changed >= self._patience:
+            self._reach, self._changed = self._reach + 1, self._turn
         # the batch whose turn it is, and `depth` more, are looked at; those after them will be
         ahead = LAG_IN_RING if self._in_ring() else 1
         for place, entry in enumerate(self._coming):
             if place > self._depth + ahead:
                 return
+            if place > self._reach and entry.flight is None and not self._group.surely_fits(entry.request):
+                return
             if place == 0 and entry.flight is not None and not entry.seen:
                 self._look(entry)
             while entry.flight is None:
-                entry.flight, entry.turn, entry.seen = self._group.plan_ahead(entry.request), self._turn, False
-                if place > self._depth:
+                flight = self._group.plan_ahead(entry.request)
+                entry.flight, entry.turn, entry.place, entry.seen = flight, self._turn, place, False
+                if place > self._depth or (place > 0 and flight.seat is not None):
                     break
                 if not self._look(entry) and not self._let_last_go():
                     return
@@ -110,6 +121,11 @@ class Pipeline:
         entry.seen = self._group.settle(entry.flight)
         if not entry.seen:
             entry.flight = None
+            self._failed = entry.place
+            self._reach, self._changed = max(0, min(self._reach, entry.place - 1)), self._turn
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        elif entry.place >= self._failed:
+            self._failed, self._patience = entry.place + 1, 1
         return entry.seen
 
     def _let_last_go(self) -> bool:

@@ -57,6 +57,7 @@ class Plan:
     num_overflow: Tensor  # int32 [1]
     counts: Tensor  # int32, the fields of Counts
     index_generation: int
+    most_moves: int  # that the host reckoned with
 
 
 class Planner:
@@ -179,6 +180,7 @@ class Planner:
             num_overflow=num_overflow,
             counts=counts,
             index_generation=self.index.generation,
+            most_moves=rows.numel(),
         )
 
     def settle(self, plan: Plan, counts: Counts, placing: Placing) -> None:
@@ -186,7 +188,7 @@ class Planner:
         if placing is Placing.NOTHING:
             return
         if plan.index_generation == self.index.generation:
-            self.index.replaced(counts.evictions, plan.move_in.numel())
+            self.index.replaced(counts.evictions, plan.most_moves)
         if plan.number is not None and counts.fits and self.policy.looks_ahead:
             self.policy.came(plan.number)
 

@@ -1,6 +1,7 @@
 """Recording work as a CUDA graph."""
 
 import gc
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,7 +49,9 @@ class Recorder:
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a recording that failed; one that is spoiled PyTorch itself leaves half open."""
         try:
-            graph.capture_end()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it is empty, which is not the news
+                graph.capture_end()
         except RuntimeError:
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
             torch._C._cuda_endAllocateToPool(index, self._pool)

@@ -48,4 +48,5 @@ class ResidentPlanner:
             num_overflow=none,
             counts=torch.cat([lookups, distinct.num, distinct.num, none, none, none, none, one]),
             index_generation=0,
+            most_moves=0,
         )

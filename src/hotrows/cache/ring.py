@@ -4,7 +4,7 @@ A graph is a recording of kernels on fixed memory. So every batch that was annou
 rows are until it is planned, and every batch that was planned a *seat*, where its plan is until it has trained. One
 turn of the loop announces a batch, plans another and moves its rows: one recording for each pair of places, replayed in
 the planning lane, because launching is what a small batch spends its time on. What changes from turn to turn goes
-through small arrays in pinned memory: the batch's numbers to the device, its counts back.
+through small arrays in pinned memory, which the kernels read and write: the batch's numbers, and its counts.
 """
 
 import itertools
@@ -67,8 +67,6 @@ class Ring:
         self.num_seats = depth + SPARE
         # a whole number of rounds of seats, so that a place always goes to the same seat
         self.num_places = -(-(window + 2) // self.num_seats) * self.num_seats
-        self.seats = [Seat(self.num_lookups, device) for _ in range(self.num_seats)]
-        self.places = [Place(self.num_lookups, device) for _ in range(self.num_places)]
         self._ids = torch.zeros(shape.num_samples, shape.num_columns, dtype=shape.dtype, device=device)
         self._next = 0
         pinned = device.type == "cuda"
@@ -76,14 +74,15 @@ class Ring:
         def host(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=torch.int32, pin_memory=pinned)
 
-        self._announced_with = host(self.num_places, NUM_NUMBERS)
-        self._planned_with = host(self.num_places, NUM_NUMBERS)
-        self._write_announced = self._announced_with.numpy()
-        self._write_planned = self._planned_with.numpy()
-        self._told = host(self.num_places, 2)
-        self._counts = host(self.num_seats, len(Counts._fields))
+        announced_with, planned_with = host(self.num_places, NUM_NUMBERS), host(self.num_places, NUM_NUMBERS)
+        self._write_announced, self._write_planned = announced_with.numpy(), planned_with.numpy()
         # on the host: distinct rows and what is bad, of a place; the plan's counts, of a seat
-        self.told, self.counts = self._told.unbind(), self._counts.unbind()
+        self.told, self.counts = host(self.num_places, 2).unbind(), host(self.num_seats, len(Counts._fields)).unbind()
+        self.seats = [Seat(self.num_lookups, device, counts) for counts in self.counts]
+        self.places = [
+            Place(self.num_lookups, device, *on_host)
+            for on_host in zip(announced_with, planned_with, self.told, strict=True)
+        ]
         policy = planner.policy if isinstance(planner, Planner) else None
         self._upcoming = policy.upcoming if isinstance(policy, Lookahead) else None
         self._recorder = Recorder(device) if pinned else None
@@ -97,6 +96,7 @@ class Ring:
         for holder in (*self.places, *self.seats):
             for value in vars(holder).values():
                 tensors += list(value) if isinstance(value, tuple) else [value]
+        tensors = [tensor for tensor in tensors if tensor.device == self._ids.device]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def suits(self, shape: Shape, depth: int, window: int) -> bool:
@@ -124,12 +124,12 @@ class Ring:
         self._write_announced[place, 2] = number
         self._ids.copy_(ids, non_blocking=True)
 
-    def prepare_plan(self, place: int, oldest: int | None, number: int) -> int:
-        """What comes before `run` plans the batch of a place; answers the number of the plan."""
+    def prepare_plan(self, place: int, oldest: int | None, number: int, num_rows: int) -> int:
+        """What comes before `run` plans the batch of a place, of at most so many rows; answers the plan's number."""
         planner = self._planner
         planner.batch += 1
         if isinstance(planner, Planner):
-            planner.index.maintain(self.num_lookups)
+            planner.index.maintain(num_rows)
         self._write_planned[place, :3] = planner.batch, planner.batch if oldest is None else oldest, number
         return planner.batch
 
@@ -152,22 +152,20 @@ class Ring:
         found[1].replay()
 
     def _work(self, announced: int | None, planned: int | None) -> None:
-        if announced is not None:
-            place = self.places[announced]
-            place.announced_with.copy_(self._announced_with[announced], non_blocking=True)
-            self._fused.announce(self._ids, place)
-            self._told[announced].copy_(place.told, non_blocking=True)
+        comes = None if announced is None else self.places[announced]
+        goes = None if planned is None else self.places[planned]
+        self._fused.begin(comes, goes)
+        if comes is not None:
+            self._fused.announce(self._ids, comes)
             self._has_announced = True
-        if planned is not None:
-            place, seat = self.places[planned], self.seats[self.seat_of(planned)]
-            place.planned_with.copy_(self._planned_with[planned], non_blocking=True)
-            self._fused.plan(place, seat)
-            self._counts[self.seat_of(planned)].copy_(seat.counts, non_blocking=True)
+        if goes is not None and planned is not None:
+            seat = self.seats[self.seat_of(planned)]
+            self._fused.plan(goes, seat)
             self._move(seat)
             self._has_planned = True
 
-    def plan_in(self, seat: int, batch: int, number: int) -> Plan:
-        """The plan in a seat."""
+    def plan_in(self, seat: int, batch: int, number: int, num_rows: int) -> Plan:
+        """The plan in a seat, of a batch of at most so many rows."""
         it = self.seats[seat]
         return Plan(
             batch=batch,
@@ -184,4 +182,5 @@ class Ring:
             num_overflow=it.num_moves,
             counts=it.counts,
             index_generation=self._planner.index.generation if isinstance(self._planner, Planner) else 0,
+            most_moves=num_rows,
         )

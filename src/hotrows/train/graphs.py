@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from hotrows.cache.flights import Flight
 from hotrows.cache.group import RowGroup
-from hotrows.cache.lanes import caller_mark, current_stream
+from hotrows.cache.lanes import caller_mark
 from hotrows.cache.recording import Recorder
 from hotrows.nn.lookups import on_device
 from hotrows.nn.module import CachedModule
@@ -98,6 +98,7 @@ class GraphedStep(Generic[B, T]):
     def _recording_for(self, leaves: list[Any], form: Any, flights: list[Flight]) -> "_Recording | None":
         if not self._optimizers.are_as_noted():
             self._recordings.clear()
+            self._recorder = None  # PyTorch gives up the memory of recordings with the last of them
         seats = tuple([flight.seat for flight in flights])
         recording = self._recordings.get(seats)
         if recording is None or not recording.suits(leaves, form):
@@ -153,6 +154,7 @@ class GraphedStep(Generic[B, T]):
     def _record(self, leaves: list[Any], form: Any, flights: list[Flight]) -> "_Recording":
         if self._recorder is None:
             self._recorder = Recorder(self._bags.device)
+        if self._training is None:
             self._copying = torch.cuda.Stream(self._bags.device)  # type: ignore[no-untyped-call]
             self._training = torch.cuda.Stream(self._bags.device, PRIORITY)  # type: ignore[no-untyped-call]
         self._num_recorded += 1
@@ -202,12 +204,11 @@ class _Recording:
             bags.recorded(list(zip(flights, updates, strict=True)), stand_ins),
             recorder.recording() as self._graph,
         ):
-            for rates in self._rates:
-                rates.on_device.copy_(rates.pinned, non_blocking=True)
             answer = step(put_together(self._inputs, form))
         if any(each.num_passes != (1, 1) for each in updates):
             raise CannotRecordError("a step must call the bags once, and one backward pass must come to them")
-        self._answer, self._answer_form = pytree.tree_flatten(answer)
+        answer, self._answer_form = pytree.tree_flatten(answer)
+        self._answer = [part.detach() if isinstance(part, Tensor) else part for part in answer]
         self._done = caller_mark(bags.device)  # the memory of the inputs is free by then
 
     def suits(self, leaves: list[Any], form: Any) -> bool:
@@ -223,42 +224,47 @@ class _Recording:
         if any(flight.used_up for flight in flights):
             self._done.wait()  # the same batch again: what the host writes has not been read yet
         device = self._bags.device
+        # made in the caller's lane, which will read them, and before its mark: who had this memory before is done
+        answer = [torch.empty_like(part) if isinstance(part, Tensor) else part for part in self._answer]
         before = caller_mark(device)
+        self._bring(leaves)
         with torch.cuda.stream(self._training):
             before.hold_caller()
-            self._bring(leaves)
+            self._training.wait_event(self._copied)
+            self._bring_from_device(leaves)
             for flight, rates in zip(flights, self._rates, strict=True):
                 rates.group.acquire(flight)
-                rates.next_step()
             self._graph.replay()
+            for given, part in zip(answer, self._answer, strict=True):
+                if isinstance(part, Tensor):
+                    given.copy_(part)
             self._done = caller_mark(device)
         self._done.hold_caller()
         for flight, rates in zip(flights, self._rates, strict=True):
             rates.group.note_use(flight, self._done)
-        answer = [part.detach().clone() if isinstance(part, Tensor) else part for part in self._answer]
         return pytree.tree_unflatten(answer, self._answer_form)
 
     def _bring(self, leaves: list[Any]) -> None:
-        """Copy the batch to where the recording looks for it; from the host while earlier batches train."""
-        from_host: list[tuple[Tensor, Tensor]] = []
-        here: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for leaf, place, is_ids in zip(leaves, self._inputs, self._is_ids, strict=True):
-            if is_ids or not isinstance(leaf, Tensor):
-                continue
-            if leaf.is_cuda:
-                here[0].append(place)
-                here[1].append(leaf)
-            else:
-                from_host.append((place, leaf if leaf.is_pinned() else leaf.pin_memory()))
-        if here[0]:
-            torch._foreach_copy_(*here)
-        if from_host:
-            with torch.cuda.stream(self._copying):
-                self._done.hold_caller()
-                for place, leaf in from_host:
-                    place.copy_(leaf, non_blocking=True)
-                self._copied.record(self._copying)
-            current_stream(self._bags.device).wait_event(self._copied)
+        """Copy the batch from the host to where the recording looks for it, while earlier batches train."""
+        with torch.cuda.stream(self._copying):
+            self._done.hold_caller()
+            for rates in self._rates:
+                rates.next_step()
+            for leaf, place, is_ids in zip(leaves, self._inputs, self._is_ids, strict=True):
+                if isinstance(leaf, Tensor) and not is_ids and not leaf.is_cuda:
+                    place.copy_(leaf if leaf.is_pinned() else leaf.pin_memory(), non_blocking=True)
+            self._copied.record(self._copying)
+
+    def _bring_from_device(self, leaves: list[Any]) -> None:
+        """The same for what the caller has on the device already."""
+        pairs = [
+            (place, leaf)
+            for leaf, place, is_ids in zip(leaves, self._inputs, self._is_ids, strict=True)
+            if isinstance(leaf, Tensor) and not is_ids and leaf.is_cuda
+        ]
+        if pairs:
+            places, given = zip(*pairs, strict=True)
+            torch._foreach_copy_(places, given)
 
 
 class _Rates:
@@ -274,8 +280,9 @@ class _Rates:
         self._write = self.pinned.numpy()
 
     def next_step(self) -> None:
-        # the recording was replayed last for a batch whose seat has been taken again, so it has read the old ones
+        # the recording was replayed last for a batch whose seat has been taken again, so the old ones have been copied
         self._write[:] = numbers(self._rule, self.group.next_step())
+        self.on_device.copy_(self.pinned, non_blocking=True)
 
 
 def _memory(bags: CachedModule) -> list[int]:

@@ -1,7 +1,8 @@
 """The hash index: memory in proportion to the cache, whatever the number of rows (HECA's hash table, bounded).
 
 Erased cells are marked, and taken again by later rows. They would slow down the search for absent rows little by
-little, so the table is built anew before their number can pass half the number of slots: a constant cost per row.
+little, so the table is built anew when they are known to be more than half the number of slots: a constant cost per
+row. And before they can be so many that a search might never end, counting what the host does not know yet.
 """
 
 import torch
@@ -14,6 +15,7 @@ from hotrows.ops import row_table
 from hotrows.ops.rows import NO_SLOT
 
 CELLS_PER_SLOT = 3
+MOST_ERASED = 1.75  # per slot: with as many rows as slots, one cell in twelve is empty
 
 
 class HashIndex(Index):
@@ -23,7 +25,8 @@ class HashIndex(Index):
         self.keys = torch.empty(self.num_cells + 1, dtype=torch.int64, device=slots.device)
         self.slot_at = torch.empty(self.num_cells + 1, dtype=torch.int32, device=slots.device)
         self.cell_of = torch.empty(slots.num + 1, dtype=torch.int32, device=slots.device)
-        self._most_erased = 0
+        self._erased = 0  # by plans whose counts are known
+        self._most_pending = 0  # by the others, from above
         self.rebuild()
 
     @staticmethod
@@ -45,13 +48,16 @@ class HashIndex(Index):
         self.cell_of[nowhere] = cells.int()
 
     def maintain(self, most_replaced: int) -> None:
-        if self._most_erased > self.slots.num // 2:
+        most = min(most_replaced, self.slots.num)
+        num = self.slots.num
+        if self._erased > num // 2 or self._erased + self._most_pending + most > MOST_ERASED * num:
             with writable_state():
                 self.rebuild()
-        self._most_erased += min(most_replaced, self.slots.num)
+        self._most_pending += most
 
     def replaced(self, num: int, most: int) -> None:
-        self._most_erased -= min(most, self.slots.num) - num
+        self._most_pending -= min(most, self.slots.num)
+        self._erased += num
 
     def rebuild(self) -> None:
         """Build the table from the slots, without erased cells. Costs as much as the cache is large."""
@@ -65,5 +71,5 @@ class HashIndex(Index):
         present = cells >= 0
         self.slot_at[torch.where(present, cells, self.num_cells)] = torch.where(present, slots, NO_SLOT)
         self.cell_of[:-1] = cells.int()
-        self._most_erased = 0
+        self._erased = self._most_pending = 0
         self.generation += 1

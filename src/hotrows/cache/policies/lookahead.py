@@ -11,8 +11,10 @@ from hotrows.cache.policies.base import Access, Policy
 from hotrows.cache.policies.ranking import MOST_FREQUENT, Ranking
 from hotrows.cache.policies.upcoming import NOT_NEEDED, WINDOW_LIMIT, UpcomingUses
 from hotrows.cache.slots import Slots
+from hotrows.ops.select import MOST_SEEN, NEEDED
 
-NEEDED = 2**31 - 1  # less the number of the batch that needs the row next
+EXACTLY_SEEN = 128  # times that are told apart; above, eight steps from one power of two to the next are
+STEPS_BELOW = (127 + 7) * 8 - EXACTLY_SEEN  # of a float's exponent and three bits; the step of 2^7 is its own number
 
 
 class Lookahead(Policy):
@@ -72,5 +74,12 @@ class Lookahead(Policy):
         self._prioritize(access.slots, next_use, seen)
 
     def _prioritize(self, slots: Tensor, next_use: Tensor, seen: Tensor) -> None:
-        priority = torch.where(next_use == NOT_NEEDED, seen, NEEDED - next_use)
+        frequent = seen if self._ranking is not None else _in_steps(seen)
+        priority = torch.where(next_use == NOT_NEEDED, frequent, NEEDED - next_use)
         self.slots.priority[slots] = priority.int()
+
+
+def _in_steps(seen: Tensor) -> Tensor:
+    """A count as a number from 0 to MOST_SEEN of the same order, so that victims are chosen in one pass."""
+    above = (seen.float().view(torch.int32) >> 20) - STEPS_BELOW  # exponent and three bits of a float
+    return torch.where(seen < EXACTLY_SEEN, seen, above.clamp(max=MOST_SEEN))

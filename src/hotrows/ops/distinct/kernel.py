@@ -58,6 +58,7 @@ def _scatter(
     firsts,
     num_valid,
     bad,
+    told,
     num_lookups,
     num_blocks,
     rows,
@@ -104,6 +105,9 @@ def _scatter(
     begins = inside & (position % PER_BLOCK_ROW == 0)
     tl.store(block_rows + position // PER_BLOCK_ROW, tl.maximum(place, 0), mask=begins)
     tl.store(num, num_rows, mask=block == 0)
+    if told is not None:
+        tl.store(told, num_rows, mask=block == 0)
+        tl.store(told + 1, tl.load(bad), mask=block == 0)
 
 
 def distinct(rows: Tensor) -> tuple[Tensor, ...]:
@@ -113,7 +117,7 @@ def distinct(rows: Tensor) -> tuple[Tensor, ...]:
         out[4].zero_()
         return out
     last = torch.iinfo(rows.dtype).max  # sorts lookups without a row behind all others
-    _of_keys(rows.masked_fill(rows < 0, last), None, out)
+    _of_keys(rows.masked_fill(rows < 0, last), None, None, out)
     return out
 
 
@@ -124,6 +128,7 @@ def distinct_ids(
     num_rows: Tensor,
     key_dtype: torch.dtype,
     bad: Tensor,
+    told: Tensor,
     out: tuple[Tensor, ...],
 ) -> None:
     """The distinct rows of ids [B, F], into arrays made by `empty`.
@@ -133,6 +138,7 @@ def distinct_ids(
         first_row, num_rows: int64 [f], where each feature's table begins, and its length.
         key_dtype: int32 where all rows fit it.
         bad: int32 [1], zero; becomes the number of lookups less the position of the first id without a row.
+        told: int32 [2], where the host reads the number of distinct rows, and `bad`.
     """
     num_features = first_row.numel()
     num_lookups = ids.shape[0] * num_features
@@ -141,7 +147,7 @@ def distinct_ids(
         ids, columns, first_row, num_rows, keys, bad, num_lookups, num_features, ids.shape[1],
         LAST=torch.iinfo(key_dtype).max, BLOCK=_BLOCK,
     )  # fmt: skip
-    _of_keys(keys, bad, out)
+    _of_keys(keys, bad, told, out)
 
 
 def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -151,7 +157,7 @@ def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
     return rows, *(torch.empty(length, dtype=torch.int32, device=device) for length in lengths)
 
 
-def _of_keys(keys: Tensor, bad: Tensor | None, out: tuple[Tensor, ...]) -> None:
+def _of_keys(keys: Tensor, bad: Tensor | None, told: Tensor | None, out: tuple[Tensor, ...]) -> None:
     rows, num, inverse, order, starts, block_rows = out
     num_lookups = keys.numel()
     last = torch.iinfo(keys.dtype).max
@@ -160,6 +166,6 @@ def _of_keys(keys: Tensor, bad: Tensor | None, out: tuple[Tensor, ...]) -> None:
     firsts, num_valid = order.new_empty(num_blocks), order.new_empty(1)
     _count_firsts[(num_blocks,)](ordered, num_lookups, firsts, num_valid, LAST=last, BLOCK=_BLOCK)
     _scatter[(num_blocks,)](
-        ordered, sorted_order, firsts, num_valid, bad, num_lookups, num_blocks, rows, num, inverse, order, starts,
+        ordered, sorted_order, firsts, num_valid, bad, told, num_lookups, num_blocks, rows, num, inverse, order, starts,
         block_rows, LAST=last, BLOCK=_BLOCK, AT_ONCE=_AT_ONCE, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK,
     )  # fmt: skip

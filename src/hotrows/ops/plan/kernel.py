@@ -59,6 +59,23 @@ def _next_use(uses, start):
     return start + exponent.to(tl.int32)
 
 
+@triton.jit(do_not_specialize=["num_zeroed"])
+def begin(
+    announced_on_host, announced_with, told, planned_on_host, planned_with, zeroed, num_zeroed,
+    NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Fetch the numbers of the batches of a turn from the host, and set to zero what is added up; one program."""
+    each = tl.arange(0, NUMBERS)
+    if announced_on_host is not None:
+        tl.store(announced_with + each, tl.load(announced_on_host + each))
+        tl.store(told + tl.arange(0, 2), tl.zeros([2], tl.int32))
+    if planned_on_host is not None:
+        tl.store(planned_with + each, tl.load(planned_on_host + each))
+    if zeroed is not None:
+        position = tl.arange(0, BLOCK)
+        tl.store(zeroed + position, tl.zeros([BLOCK], tl.int32), mask=position < num_zeroed)
+
+
 @triton.jit(do_not_specialize=["num_cells", "num_up_cells"])
 def announce(
     rows, num, numbers, slot_of, keys, num_cells, up_keys, up_uses, num_up_cells, priority,
@@ -114,6 +131,7 @@ def place(
     slot_of, keys, cell_of, num_cells, up_keys, up_uses, num_up_cells,
     row_slots, move_slots, move_out, move_in,
     DIRECT: tl.constexpr, POLICY: tl.constexpr, NEEDED: tl.constexpr, MOST_FREQUENT: tl.constexpr,
+    EXACTLY_SEEN: tl.constexpr, STEPS_BELOW: tl.constexpr, MOST_SEEN: tl.constexpr,
     BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Give every missing row one of the chosen slots, if there are enough; tell the index and the policy."""
@@ -174,6 +192,10 @@ def place(
             else:
                 times = tl.maximum(MOST_FREQUENT - tl.load(place_of + row, mask=inside, other=0), 0)
             tl.store(seen + slot, times, mask=inside)
+            frequent = times
+            if place_of is None:  # as `policies.lookahead` does
+                above = (times.to(tl.float32).to(tl.int32, bitcast=True) >> 20) - STEPS_BELOW
+                frequent = tl.where(times < EXACTLY_SEEN, times, tl.minimum(above, MOST_SEEN))
             needed = find_cells(up_keys, row, inside, num_up_cells)
             known = needed >= 0
             uses = tl.load(up_uses + needed, mask=known, other=0).to(tl.uint64, bitcast=True)
@@ -182,7 +204,7 @@ def place(
             over = known & (uses == 0)
             tl.store(up_keys + needed, tl.full([BLOCK], _ERASED, tl.int64), mask=over)
             soon = NEEDED - _next_use(tl.where(uses == 0, tl.full([BLOCK], 1, tl.uint64), uses), number + 1)
-            tl.store(priority + slot, tl.where(uses == 0, times, soon), mask=inside)
+            tl.store(priority + slot, tl.where(uses == 0, frequent, soon), mask=inside)
         block += tl.num_programs(0)
 
 

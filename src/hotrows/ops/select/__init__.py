@@ -4,6 +4,12 @@ from torch import Tensor
 
 from hotrows.ops.select import reference
 
+# Priorities of the policy that looks ahead: how often a row was seen, up to MOST_SEEN, or NEEDED less the number of the
+# batch that needs it next, which is at most FURTHEST batches away.
+NEEDED = 2**31 - 1
+MOST_SEEN = 190
+FURTHEST = 63
+
 
 def select(priority: Tensor, last_used: Tensor, pinned: Tensor, oldest: int, num_wanted: Tensor, most: int) -> Tensor:
     """The `num_wanted` evictable slots of lowest priority, or all evictable ones where they are fewer.

@@ -2,7 +2,8 @@
 
 The number wanted is known on the device alone. Four passes count the evictable slots by one byte of their priority
 each, highest byte first and only those that agree with the bytes settled so far; every program settles these bytes
-for itself from the counts of the passes before, which is cheaper than a launch in between.
+for itself from the counts of the passes before, which is cheaper than a launch in between. Priorities of the policy
+that looks ahead fit one byte once it is known which batch is planned, and take one pass.
 """
 
 import torch
@@ -11,7 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops.rows import NO_SLOT
+from hotrows.ops.select import FURTHEST, MOST_SEEN, NEEDED
 
+_NEEDED, _FURTHEST, _MOST_SEEN = tl.constexpr(NEEDED), tl.constexpr(FURTHEST), tl.constexpr(MOST_SEEN)
 _BLOCK = 4096
 _MOST_PROGRAMS = 1024  # enough to fill the device, few enough that settling bytes in each does not weigh
 _NUM_WARPS = 8
@@ -20,9 +23,17 @@ NUM_COUNTS = 4 * 256
 
 
 @triton.jit
-def _key(priority, slot, inside):
-    """Priority as an unsigned number of the same order."""
-    return tl.load(priority + slot, mask=inside, other=0).to(tl.uint32, bitcast=True) ^ 0x80000000
+def _key(priority, number, slot, inside):
+    """Priority as an unsigned number of the same order; with a batch's number, of which only the first byte counts."""
+    found = tl.load(priority + slot, mask=inside, other=0)
+    if number is None:
+        key = found.to(tl.uint32, bitcast=True) ^ 0x80000000
+    else:
+        distance = tl.minimum(tl.maximum(-found + _NEEDED - tl.load(number), 0), _FURTHEST)
+        needed = found > _MOST_SEEN
+        seldom = tl.maximum(found + 1, 0)  # 0: a slot that was never used
+        key = tl.where(needed, 255 - distance, seldom).to(tl.uint32, bitcast=True) << 24
+    return key
 
 
 @triton.jit
@@ -50,7 +61,7 @@ def _settle(counts, num_wanted, NUM_BYTES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_slots"])
 def _count_bytes(
-    priority, last_used, pinned, oldest, num_wanted, counts, num_slots, STEP: tl.constexpr, BLOCK: tl.constexpr
+    priority, number, last_used, pinned, oldest, num_wanted, counts, num_slots, STEP: tl.constexpr, BLOCK: tl.constexpr
 ):
     prefix, _ = _settle(counts, num_wanted, STEP)
     total = tl.zeros([256], tl.int32)
@@ -58,7 +69,7 @@ def _count_bytes(
     while block * BLOCK < num_slots:
         slot = block * BLOCK + tl.arange(0, BLOCK)
         inside = slot < num_slots
-        key = _key(priority, slot, inside)
+        key = _key(priority, number, slot, inside)
         candidate = inside
         if STEP > 0:
             candidate = inside & ((key >> (32 - 8 * STEP)) == prefix)
@@ -71,14 +82,15 @@ def _count_bytes(
 
 @triton.jit(do_not_specialize=["num_slots", "num_blocks"])
 def _count_chosen(
-    priority, last_used, pinned, oldest, num_wanted, counts, num_slots, chosen_in, num_blocks, BLOCK: tl.constexpr
-):
-    limit, _ = _settle(counts, num_wanted, 4)
+    priority, number, last_used, pinned, oldest, num_wanted, counts, num_slots, chosen_in, num_blocks,
+    NUM_BYTES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    limit = _settle(counts, num_wanted, NUM_BYTES)[0] << (32 - 8 * NUM_BYTES)
     block = tl.program_id(0).to(tl.int64)
     while block < num_blocks:
         slot = block * BLOCK + tl.arange(0, BLOCK)
         inside = slot < num_slots
-        key = _key(priority, slot, inside)
+        key = _key(priority, number, slot, inside)
         goes = _evictable(last_used, pinned, oldest, slot, inside & (key <= limit))
         tl.store(chosen_in + block, tl.sum((goes & (key < limit)).to(tl.int32), 0))
         tl.store(chosen_in + num_blocks + block, tl.sum((goes & (key == limit)).to(tl.int32), 0))
@@ -88,6 +100,7 @@ def _count_chosen(
 @triton.jit(do_not_specialize=["num_slots", "num_blocks", "most"])
 def _compact(
     priority,
+    number,
     last_used,
     pinned,
     oldest,
@@ -98,10 +111,12 @@ def _compact(
     num_blocks,
     answer,
     most,
+    NUM_BYTES: tl.constexpr,
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    limit, num_ties = _settle(counts, num_wanted, 4)
+    limit, num_ties = _settle(counts, num_wanted, NUM_BYTES)
+    limit = limit << (32 - 8 * NUM_BYTES)
     block = tl.program_id(0).to(tl.int64)
     summed = tl.zeros([], tl.int64)  # blocks whose counts are in the two sums
     below_before = tl.zeros([], tl.int32)
@@ -115,7 +130,7 @@ def _compact(
         summed = block
         slot = block * BLOCK + tl.arange(0, BLOCK)
         inside = slot < num_slots
-        key = _key(priority, slot, inside)
+        key = _key(priority, number, slot, inside)
         goes = _evictable(last_used, pinned, oldest, slot, inside & (key <= limit))
         below = (goes & (key < limit)).to(tl.int32)
         tie = (goes & (key == limit)).to(tl.int32)
@@ -132,12 +147,13 @@ def select(priority: Tensor, last_used: Tensor, pinned: Tensor, oldest: int, num
     answer = torch.full((most,), NO_SLOT, dtype=torch.int32, device=device)
     counts = torch.zeros(NUM_COUNTS, dtype=torch.int32, device=device)
     first_in_flight = torch.full((1,), oldest, dtype=torch.int32, device=device)
-    select_into(priority, last_used, pinned, first_in_flight, num_wanted, counts, answer)
+    select_into(priority, None, last_used, pinned, first_in_flight, num_wanted, counts, answer)
     return answer
 
 
 def select_into(
     priority: Tensor,
+    number: Tensor | None,
     last_used: Tensor,
     pinned: Tensor,
     oldest: Tensor,
@@ -148,6 +164,7 @@ def select_into(
     """`select` with everything on the device; the answer beyond the last slot chosen stays as it was.
 
     Args:
+        number: int32 [1], of the batch that is planned, where priorities are those of `Lookahead` without counts.
         oldest: int32 [1]. counts: int32 [NUM_COUNTS], zero; the first 256 add up to the number of evictable slots.
     """
     num_slots, most = priority.numel(), answer.numel()
@@ -155,10 +172,16 @@ def select_into(
         return
     num_blocks = triton.cdiv(num_slots, _BLOCK)
     grid = (min(num_blocks, _MOST_PROGRAMS),)
-    slots = (priority, last_used, pinned.view(torch.uint8), oldest, num_wanted, counts, num_slots)
-    for step in range(4):
+    slots = (priority, number, last_used, pinned.view(torch.uint8), oldest, num_wanted, counts, num_slots)
+    num_bytes = 4 if number is None else 1
+    for step in range(num_bytes):
         _count_bytes[grid](*slots, STEP=step, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
     # [2, blocks]: how many of a block's slots are below the limit, how many at it
     chosen_in = torch.empty((2, num_blocks), dtype=torch.int32, device=priority.device)
-    _count_chosen[grid](*slots, chosen_in, num_blocks, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
-    _compact[grid](*slots, chosen_in, num_blocks, answer, most, BLOCK=_BLOCK, AT_ONCE=_AT_ONCE, num_warps=_NUM_WARPS)
+    _count_chosen[grid](
+        *slots, chosen_in, num_blocks, NUM_BYTES=num_bytes, BLOCK=_BLOCK, num_warps=_NUM_WARPS
+    )  # fmt: skip
+    _compact[grid](
+        *slots, chosen_in, num_blocks, answer, most,
+        NUM_BYTES=num_bytes, BLOCK=_BLOCK, AT_ONCE=_AT_ONCE, num_warps=_NUM_WARPS,
+    )  # fmt: skip
