@@ -87,9 +87,7 @@ class StreamLane:
 
     def _submit_recorded(self, work: Callable[[], None], after: Iterable[Mark]) -> Mark:
         """The same with less ado, for it is done several times a step."""
-        before = current_stream(self._stream.device)
-        torch.cuda.set_stream(self._stream)
-        try:
+        with on_stream(self._stream):
             for mark in after:
                 if isinstance(mark, StreamMark):
                     self._stream.wait_event(mark.event)
@@ -97,8 +95,6 @@ class StreamLane:
                     mark.hold_caller()
             work()
             return StreamMark(self._stream)
-        finally:
-            torch.cuda.set_stream(before)
 
 
 class CallerLane:
@@ -192,13 +188,29 @@ def current_stream(device: torch.device) -> torch.cuda.Stream:
     return found
 
 
+class on_stream:  # noqa: N801
+    """As `torch.cuda.stream` with less ado: what is launched inside goes to a stream of the current device."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self._before = current_stream(self._stream.device)
+        torch.cuda.set_stream(self._stream)
+
+    def __exit__(self, *error: object) -> None:
+        torch.cuda.set_stream(self._before)
+
+
 PRIORITY = 0
 _streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
 
 
 def caller_device(device: torch.device) -> AbstractContextManager[object]:
     """Kernels that the caller's lane launches go to this device, whatever the current one is."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def make_lanes(device: torch.device) -> tuple[Lane, Lane]:

@@ -12,7 +12,8 @@ from hotrows.cache.flights import Flight, Request
 from hotrows.cache.group import RowGroup
 
 LAG_IN_RING = 2  # turns after which the host looks at a plan
-MOST_PATIENCE = 32  # turns until one batch more is planned ahead than there was room for
+PATIENCE = 32  # turns until one batch more is planned ahead than there was room for; then twice as long
+MOST_PATIENCE = 1024
 
 
 @dataclass
@@ -37,8 +38,7 @@ class Pipeline:
         self._coming: deque[_Entry] = deque()
         self._turn = 0
         self._reach = self._full = depth + LAG_IN_RING  # how many batches after the current one are planned
-        self._failed = self._full + 1  # the place of a batch that there was no room for
-        self._patience = 1  # turns until one batch more is tried: longer each time that fails
+        self._patience = PATIENCE
         self._changed = 0  # turn in which the reach did
         self._current: tuple[Request, Flight | None] | None = None
         self._last: tuple[Request, Flight] | None = None  # kept in flight for one turn more
@@ -93,7 +93,9 @@ class Pipeline:
             lag = 1 if entry.flight.seat is None else LAG_IN_RING
             if not entry.seen and entry.turn <= self._turn - lag:
                 self._look(entry)
-        if self._reach < self._full and self._turn - self._changed >= self._patience:
+        # where little is planned ahead, there is more to win than a plan made in vain costs
+        patience = min(self._patience, PATIENCE // 2 * (self._reach + 1))
+        if self._reach < self._full and self._turn - self._changed >= patience:
             self._reach, self._changed = self._reach + 1, self._turn
         # the batch whose turn it is, and `depth` more, are looked at; those after them will be
         ahead = LAG_IN_RING if self._in_ring() else 1
@@ -116,16 +118,19 @@ class Pipeline:
         return bool(self._coming) and self._coming[0].flight is not None and self._coming[0].flight.seat is not None
 
     def _look(self, entry: _Entry) -> bool:
-        """See whether a plan fitted; where it did not, the batch has none again."""
+        """See whether a plan fitted; where it did not, the batch has none again.
+
+        Batches after it may have been planned meanwhile, and have taken the room it needs. So fewer are planned ahead
+        from then on, and one more than that is tried seldom: it is nearer batches that must not fail.
+        """
         assert entry.flight is not None
         entry.seen = self._group.settle(entry.flight)
         if not entry.seen:
             entry.flight = None
-            self._failed = entry.place
-            self._reach, self._changed = max(0, min(self._reach, entry.place - 1)), self._turn
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
-        elif entry.place >= self._failed:
-            self._failed, self._patience = entry.place + 1, 1
+            reach = entry.place - (1 if entry.place <= LAG_IN_RING + 1 else 2)
+            if reach < self._reach:
+                self._reach, self._changed = max(0, reach), self._turn
+                self._patience = min(2 * self._patience, MOST_PATIENCE)
         return entry.seen
 
     def _let_last_go(self) -> bool:

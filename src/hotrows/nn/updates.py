@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotrows.cache.flights import Contribution, Flight, LookupGrads
 from hotrows.cache.group import RowGroup
+from hotrows.cache.lanes import Mark
 
 
 class OpenPass:
@@ -98,9 +99,10 @@ class Updates:
 class RecordedUpdates:
     """The updates of one group in a recorded step: one forward pass, one backward pass, rows in their slots."""
 
-    def __init__(self, group: RowGroup, hyper: Tensor) -> None:
+    def __init__(self, group: RowGroup, hyper: Tensor, arrived: Mark) -> None:
         self._group = group
         self._hyper = hyper
+        self._arrived = arrived  # when `hyper` is there
         self.num_passes = (0, 0)  # forward, backward
 
     def open(self, flight: Flight) -> None:
@@ -108,6 +110,7 @@ class RecordedUpdates:
 
     def reach(self, opened: None, flight: Flight, grads: LookupGrads) -> None:
         self.num_passes = (self.num_passes[0], self.num_passes[1] + 1)
+        self._arrived.hold_caller()
         self._group.apply(flight.plan, grads, self._hyper)
 
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from hotrows.cache.flights import Flight
 from hotrows.cache.group import RowGroup
-from hotrows.cache.lanes import caller_mark
+from hotrows.cache.lanes import caller_device, caller_mark, on_stream
 from hotrows.cache.recording import Recorder
 from hotrows.nn.lookups import on_device
 from hotrows.nn.module import CachedModule
@@ -198,13 +198,19 @@ class _Recording:
         ]
         self._rates = [_Rates(group, bags.device) for group in bags.groups]
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        updates = [RecordedUpdates(rates.group, rates.on_device) for rates in self._rates]
         stand_ins = [leaf for leaf, is_ids in zip(self._inputs, self._is_ids, strict=True) if is_ids]
-        with (
-            bags.recorded(list(zip(flights, updates, strict=True)), stand_ins),
-            recorder.recording() as self._graph,
-        ):
-            answer = step(put_together(self._inputs, form))
+        with recorder.recording() as self._graph:
+            # beside the first kernels, not before them
+            begun = caller_mark(bags.device)
+            with torch.cuda.stream(copying):
+                begun.hold_caller()
+                for rates in self._rates:
+                    rates.on_device.copy_(rates.pinned, non_blocking=True)
+                arrived = caller_mark(bags.device)
+            updates = [RecordedUpdates(rates.group, rates.on_device, arrived) for rates in self._rates]
+            with bags.recorded(list(zip(flights, updates, strict=True)), stand_ins):
+                answer = step(put_together(self._inputs, form))
+            arrived.hold_caller()
         if any(each.num_passes != (1, 1) for each in updates):
             raise CannotRecordError("a step must call the bags once, and one backward pass must come to them")
         answer, self._answer_form = pytree.tree_flatten(answer)
@@ -227,18 +233,19 @@ class _Recording:
         # made in the caller's lane, which will read them, and before its mark: who had this memory before is done
         answer = [torch.empty_like(part) if isinstance(part, Tensor) else part for part in self._answer]
         before = caller_mark(device)
-        self._bring(leaves)
-        with torch.cuda.stream(self._training):
-            before.hold_caller()
-            self._training.wait_event(self._copied)
-            self._bring_from_device(leaves)
-            for flight, rates in zip(flights, self._rates, strict=True):
-                rates.group.acquire(flight)
-            self._graph.replay()
-            for given, part in zip(answer, self._answer, strict=True):
-                if isinstance(part, Tensor):
-                    given.copy_(part)
-            self._done = caller_mark(device)
+        with caller_device(device):
+            self._bring(leaves)
+            with on_stream(self._training):
+                before.hold_caller()
+                self._bring_from_device(leaves)
+                for flight, rates in zip(flights, self._rates, strict=True):
+                    rates.group.acquire(flight)
+                    rates.next_step()
+                self._graph.replay()
+                for given, part in zip(answer, self._answer, strict=True):
+                    if isinstance(part, Tensor):
+                        given.copy_(part)
+                self._done = caller_mark(device)
         self._done.hold_caller()
         for flight, rates in zip(flights, self._rates, strict=True):
             rates.group.note_use(flight, self._done)
@@ -246,14 +253,18 @@ class _Recording:
 
     def _bring(self, leaves: list[Any]) -> None:
         """Copy the batch from the host to where the recording looks for it, while earlier batches train."""
-        with torch.cuda.stream(self._copying):
-            self._done.hold_caller()
-            for rates in self._rates:
-                rates.next_step()
-            for leaf, place, is_ids in zip(leaves, self._inputs, self._is_ids, strict=True):
-                if isinstance(leaf, Tensor) and not is_ids and not leaf.is_cuda:
+        pairs = [
+            (place, leaf)
+            for leaf, place, is_ids in zip(leaves, self._inputs, self._is_ids, strict=True)
+            if isinstance(leaf, Tensor) and not is_ids and not leaf.is_cuda
+        ]
+        if pairs:
+            with on_stream(self._copying):
+                self._done.hold_caller()
+                for place, leaf in pairs:
                     place.copy_(leaf if leaf.is_pinned() else leaf.pin_memory(), non_blocking=True)
-            self._copied.record(self._copying)
+                self._copied.record(self._copying)
+            self._training.wait_event(self._copied)
 
     def _bring_from_device(self, leaves: list[Any]) -> None:
         """The same for what the caller has on the device already."""
@@ -280,9 +291,8 @@ class _Rates:
         self._write = self.pinned.numpy()
 
     def next_step(self) -> None:
-        # the recording was replayed last for a batch whose seat has been taken again, so the old ones have been copied
+        # the recording was replayed last for a batch whose seat has been taken again, so it has read the old ones
         self._write[:] = numbers(self._rule, self.group.next_step())
-        self.on_device.copy_(self.pinned, non_blocking=True)
 
 
 def _memory(bags: CachedModule) -> list[int]:
