@@ -4,13 +4,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Few programs with many bytes in flight each, the more the more there is to move: a matrix product wants the whole
-# register file of a multiprocessor, and would wait for each one that is taken.
+# Few programs with many bytes in flight each: a matrix product wants the whole register file of every multiprocessor,
+# and would wait for each one that is taken. Slower moves cost nothing, they have the time of a step.
 _MOST_PROGRAMS = 16
 _FEWEST_PROGRAMS = 2
-_WORDS_PER_PROGRAM = 1 << 19
-_NUM_WARPS = 16
-_TILE = 8192  # words at a time and program, each way
+_WORDS_PER_PROGRAM = 1 << 22
+_NUM_WARPS = 32
+_TILE = 16384  # words at a time and program, each way
 _MOST_WORDS = 512  # of a record at a time
 
 
