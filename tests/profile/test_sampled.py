@@ -20,7 +20,7 @@ def test_all_batches_are_all_counts() -> None:
 @pytest.mark.parametrize(("share", "num_batches"), [(0.3, 3), (0.7, 7), (1e-9, 1)])
 def test_a_share_of_the_batches_at_random(share: float, num_batches: int) -> None:
     data = open_dataset("synthetic:criteo-kaggle?scale=0.0001&samples=4000")
-    batch_size = data.num_samples("train") // 10
+    batch_size = -(-data.num_samples("train") // 10)  # ten batches, the last one shorter
     found = sampled_counts(data, share, batch_size, seed=1)
     assert {int(times.sum()) for times in found.values()} == {num_batches * batch_size}
     other = sampled_counts(data, share, batch_size, seed=2)

@@ -25,6 +25,13 @@ def test_where_rows_and_their_state_are(name: str, on_host: bool, device: torch.
     assert bags.groups[0].cache.shape[0] == 200
 
 
+def test_rows_stay_on_the_host_whatever_the_device_of_the_model() -> None:
+    bags = make_strategy("host", CacheSettings()).make_bags(
+        TABLES, 4, hotrows.optim.SGD(lr=0.1), torch.device("cuda"), 0
+    )
+    assert bags.device.type == "cpu"
+
+
 def test_pooled_rows_come_to_the_model(device: torch.device) -> None:
     from hotrows.data.dataset import open_dataset
 

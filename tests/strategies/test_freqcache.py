@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_without_counts_there_is_no_order() -> None:
         FreqCacheStrategy(CacheSettings()).make_bags(TABLES, 4, hotrows.optim.SGD(lr=0.1), torch.device("cpu"), 0)
 
 
-def test_a_run_file_sets_the_options_and_the_sample(tmp_path: Path) -> None:
+def test_a_run_file_sets_the_options_and_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = {
         "data": "synthetic:criteo-kaggle?scale=0.0005&samples=3000", "device": "cpu", "strategy": "freqcache",
         "out": str(tmp_path / "run"), "model": {"name": "dlrm:rmc2", "dim": 4}, "cache": {"size": "10%"},
@@ -129,4 +130,12 @@ def test_a_run_file_sets_the_options_and_the_sample(tmp_path: Path) -> None:
     expected = sampled_counts(data, 0.2, 128, config.seed)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert counts_for(None, data, config) == data.counts
+    asked = []
+
+    def noted(*arguments: Any) -> dict[str, Tensor]:
+        asked.append(arguments[1:])
+        return sampled_counts(*arguments)
+
+    monkeypatch.setattr("hotrows.train.run.sampled_counts", noted)
     assert run(config, progress=False).summary["cache"]["hit_rate"] > 0.1
+    assert asked == [(0.2, 128, config.seed)]
