@@ -8,11 +8,13 @@ from torch import Tensor
 from hotrows.strategies.base import CacheSettings
 from hotrows.strategies.base import Strategy as Strategy
 from hotrows.strategies.baselines import DeviceStrategy
+from hotrows.strategies.heca import HecaStrategy
 from hotrows.strategies.lookahead import LookaheadStrategy
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "lookahead": LookaheadStrategy,
     "device": DeviceStrategy,
+    "heca": HecaStrategy,
 }
 
 

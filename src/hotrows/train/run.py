@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.schema import DataSet, Schema
 from hotrows.models import make_model
 from hotrows.optim import make_optimizer
+from hotrows.profile.sampled_counts import sampled_counts
 from hotrows.stores.memory import available_host_memory, readable, require_memory
 from hotrows.strategies import Strategy, make_strategy
 from hotrows.table import Table
@@ -45,6 +47,7 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
         raise ValueError(f"train.precision is {config.train.precision!r}, which is for CUDA: use fp32 on a CPU")
     data = open_dataset(config.data)
     strategy.counts = data.counts
+    strategy.sampled_counts = partial(sampled_counts, data)
     directory = _make_directory(config)
     parts = build(config, data.schema, device, strategy)
     _write(directory / "config.json", config.to_json())
@@ -56,7 +59,7 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     if progress:
         observers.append(ProgressBar())
     outcome = Trainer(config, data, parts, strategy, observers, timeline).train()
-    summary = summarize(config, parts, outcome)
+    summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
     _write(directory / "summary.json", summary)
     _write(directory / "cache.json", cache_contents(parts))
     if trace:
