@@ -33,14 +33,14 @@ class Strategy(ABC):
         counts: how often each id of each table occurs in what will be trained on, int64 [rows] by table.
     """
 
-    sample: float | None = None  # the share of the training batches to count for that; None: the data set's own counts
-
     def __init__(
         self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
     ) -> None:
         self.cache = cache
         self.options = options
         self.counts = counts
+        # the same from a random share of it only: (share, seed) → counts
+        self.sampled_counts: Callable[[float, int], dict[str, Tensor]] | None = None
 
     @abstractmethod
     def make_bags(
@@ -51,3 +51,7 @@ class Strategy(ABC):
     @abstractmethod
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
         """The batches to train on, in the order of the loader."""
+
+    def outcome(self, bags: EmbeddingBagCollection) -> dict[str, Any]:
+        """What it has to say of itself after a run, for the run's summary."""
+        return {}

@@ -24,12 +24,14 @@ class FreqCacheOptions:
     Args:
         warmup_ratio: the share of the slots that are filled with the hottest rows before training.
         buffer_rows: the most rows that are copied at once.
-        sample: the share of the training batches on which frequencies are counted; None: the data set's own counts.
+        sample: the share of the training samples on which frequencies are counted; None: the data set's own counts.
+        sample_seed: of that sample.
     """
 
     warmup_ratio: float = 0.7
     buffer_rows: int = 50_000
     sample: float | None = None
+    sample_seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_ratio <= 1:
@@ -50,7 +52,6 @@ class FreqCacheStrategy(Strategy):
         self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
     ) -> None:
         super().__init__(cache, FreqCacheOptions() if options is None else options, counts)
-        self.sample = self.options.sample
 
     def make_bags(
         self, tables: Sequence[Table], dim: int, optimizer: RowOptimizer, device: torch.device, seed: int
@@ -77,10 +78,15 @@ class FreqCacheStrategy(Strategy):
         return iter(loader)
 
     def _counts_of(self, tables: Sequence[Table]) -> dict[str, Tensor]:
+        counted = self._count()
+        return {table.name: _fitted(counted[table.name], table.num_rows) for table in tables}
+
+    def _count(self) -> dict[str, Tensor]:
+        if self.options.sample is not None and self.sampled_counts is not None:
+            return self.sampled_counts(self.options.sample, self.options.sample_seed)
         if self.counts is None:
             raise ValueError("strategy 'freqcache' orders rows by frequency: give it counts")
-        counted = self.counts()
-        return {table.name: _fitted(counted[table.name], table.num_rows) for table in tables}
+        return self.counts()
 
 
 def _fitted(counts: Tensor, num_rows: int) -> Tensor:
