@@ -39,10 +39,12 @@ class Request:
     bad: LateNumbers | LateBad | None
     describe: Callable[[list[int]], str] | None
     place: int | None = None  # in the ring, until it is planned for good
-    named: Tensor | None = (
-        None  # the distinct rows numbered table after table, where the store has them in another order
-    )
+    named: Tensor | None = None  # its rows numbered table after table, where the store has them in another order
     checked: bool = False
+
+    @property
+    def named_distinct(self) -> Distinct:
+        return self.distinct if self.named is None else self.distinct._replace(rows=self.named)
 
     def has_been_made(self) -> bool:
         return self.made is not None and self.made.passed()

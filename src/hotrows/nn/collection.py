@@ -116,7 +116,7 @@ class EmbeddingBagCollection(CachedModule):
             found = [distinct(part.make().rows) for part in self._lookups(ids)]
             shape = None if isinstance(ids, Jagged) else ids.shape
         elif self.current is not None:
-            found = [request.distinct for request in self.current.requests]
+            found = [request.named_distinct for request in self.current.requests]
             shape = self.current.ids[0].shape if len(self.current.ids) == len(self.groups) else None
         else:
             raise ValueError("there is no batch whose turn it is: give the ids of one, or call this within lookahead()")
