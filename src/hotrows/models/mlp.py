@@ -62,10 +62,11 @@ def apply_mlp(layers: nn.Module, rows: Tensor, onto: Tensor | None = None) -> Te
 
     Whoever looks at the layers as a whole sees them called with the rows alone.
     """
+    out: Tensor
     if is_plain(layers, MLP):
-        padded: Tensor = layers(rows, padded=True, onto=onto)
-        return padded
-    out: Tensor = layers(rows)
+        out = layers(rows, padded=True, onto=onto)
+        return out
+    out = layers(rows)
     return out if onto is None else out + onto
 
 
