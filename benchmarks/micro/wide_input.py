@@ -27,6 +27,8 @@ VARIANTS: list[dict[str, int]] = [  # of `kernel`; what is not named is as it is
     {"FORWARD_COLUMNS": 512},
     {"FORWARD_COLUMNS": 1024},
     {"FORWARD_COLUMNS": 2048},
+    {"FORWARD_VECTOR": 1},
+    {"FORWARD_VECTOR": 4},
     {"NUMBERS_PER_WARP": 256},
     {"NUMBERS_PER_WARP": 1024},
     {"BACKWARD_TILE": 1024},

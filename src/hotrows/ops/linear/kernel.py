@@ -27,6 +27,7 @@ PART_ROWS = 128  # of the tile in which parts are added
 PART_COLUMNS = 32
 RESIZE_TILE = 4096  # numbers a program copies
 RESIZE_COLUMNS = 128
+RESIZE_VECTOR = 2  # neighbours that a thread writes at once where it pads: of more, a warp's reads would lie far apart
 ONE_TILE = 4096  # numbers of x that a program takes at a time where there is one output
 ONE_COLUMNS = 256
 
@@ -43,6 +44,7 @@ def _resize(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """From [num_given, GIVEN] to [num_rows, WIDTH], in the target's type: zero where there is nothing to copy.
 
@@ -55,7 +57,7 @@ def _resize(
         there = (rows < num_given) & (program % BLOCKS == 0)
         tl.store(target_bias + rows, tl.load(bias + rows, mask=there, other=0.0), mask=there)
     row = rows[:, None]
-    column = (program % BLOCKS * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    column = tl.max_contiguous((program % BLOCKS * COLUMNS + tl.arange(0, COLUMNS))[None, :], [1, VECTOR])
     values = tl.load(source + row * GIVEN + column, mask=(row < num_given) & (column < GIVEN), other=0.0)
     tl.store(target + row * WIDTH + column, values, mask=(row < num_rows) & (column < WIDTH))
 
@@ -341,8 +343,16 @@ def _copied(
         WIDTH=width,
         ROWS=rows,
         COLUMNS=columns,
+        VECTOR=_vector(source.shape[1], width),
     )
     return target, target_bias
+
+
+def _vector(given: int, width: int) -> int:
+    """How many neighbours a thread copies at once: one where it cuts off, for it cannot write more."""
+    if given == width:
+        return 8  # at most
+    return RESIZE_VECTOR if given < width else 1
 
 
 def mask_and_sum(grad: Tensor, out: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The input of a Wide & Deep model in Triton: pooled rows are read once on the way there, and written once back.
 
-Pooled rows are an odd number of words long, as a rule, so they are read one word a thread, in the order of memory. What
-can be aligned is: the rows of the deep input, and the gradient of the pooled rows, which is written as one long array.
+Pooled rows are an odd number of words long, as a rule, so they are read word by word, the threads of a warp side by
+side. What can be aligned is: the rows of the deep input, and the pooled rows' gradient, written as one long array.
 """
 
 from typing import Any
@@ -17,6 +17,7 @@ from hotrows.ops.linear.padding import aligned, with_row_stride
 # What may be tuned: benchmarks/micro/wide_input.py compares.
 FORWARD_TILE = 2048  # numbers of short rows that a program writes
 FORWARD_COLUMNS = 4096  # of a long row, at a time: all of their loads are in flight together
+FORWARD_VECTOR = 2  # neighbours that a thread writes at once; of more of them, a warp's reads would lie too far apart
 BACKWARD_TILE = 2048
 SUM_TILE = 4096  # numbers of dense that the program which sums takes at a time
 NUMBERS_PER_WARP = 512
@@ -39,6 +40,7 @@ def _forward(
     STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
     DENSE_BLOCK: tl.constexpr,
     FEATURE_BLOCK: tl.constexpr,
 ):
@@ -49,7 +51,7 @@ def _forward(
     row = rows[:, None]
     inside = row < num_rows
     for start in tl.static_range(0, STRIDE, COLUMNS):
-        column = (start + tl.arange(0, COLUMNS))[None, :]
+        column = tl.max_contiguous((start + tl.arange(0, COLUMNS))[None, :], [1, VECTOR])
         place = column - DENSE  # in the vectors
         there = inside & (place >= 0) & (column < WIDTH)
         # each vector before this one has a wide weight behind it
@@ -176,6 +178,7 @@ class _WideInput(torch.autograd.Function):
             STRIDE=stride,
             ROWS=rows,
             COLUMNS=columns,
+            VECTOR=FORWARD_VECTOR,
             DENSE_BLOCK=triton.next_power_of_2(max(1, num_dense)),
             FEATURE_BLOCK=triton.next_power_of_2(num_features),
             num_warps=_num_warps(rows * columns),
