@@ -1,9 +1,9 @@
-"""DeepFM and Wide & Deep: the terms that they add up."""
+"""DeepFM: the terms that it adds up."""
 
 import pytest
 import torch
 
-from hotrows.models import DeepFM, WideDeep
+from hotrows.models import DeepFM
 from hotrows.models.deepfm import all_pairs
 
 
@@ -28,11 +28,3 @@ def test_deepfm_adds_three_terms(num_dense: int) -> None:
         vectors = torch.cat([torch.einsum("bn,nd->bnd", dense, model.dense_vectors), vectors], 1)
     expected = linear + all_pairs(vectors) + model.deep(vectors.reshape(6, -1))[:, 0]
     assert torch.allclose(model(dense, embedded), expected, atol=1e-5)
-
-
-def test_the_wide_weight_of_an_id_is_the_last_number_of_its_row() -> None:
-    model = WideDeep(num_dense=2, num_features=3, dim=4, hidden=(5,))
-    dense, embedded = torch.randn(6, 2), torch.randn(6, 3, 5)
-    more = embedded.clone()
-    more[:, 1, -1] += 2.0
-    assert torch.allclose(model(dense, more) - model(dense, embedded), torch.full((6,), 2.0), atol=1e-5)

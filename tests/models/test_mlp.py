@@ -1,13 +1,14 @@
 """Layers of an MLP: the same modules, values and answers as a plain nn.Sequential."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hotrows.models import mlp as module
-from hotrows.models.mlp import mlp
+from hotrows.models.mlp import apply_mlp, mlp
 
 SIZES = [13, 32, 7, 1]
 
@@ -30,9 +31,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     original = module.linear_op
 
-    def counted(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    def counted(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, **options: Any) -> Tensor:
         found.append(relu)
-        return original(x, weight, bias, relu)
+        return original(x, weight, bias, relu, **options)
 
     monkeypatch.setattr(module, "linear_op", counted)
     return found
@@ -114,6 +115,30 @@ def test_a_replaced_forward_is_called() -> None:
     layers = mlp([4, 4])
     layers[0].forward = lambda x: x + 1
     assert torch.equal(layers(torch.zeros(2, 4)), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("last_relu", [True, False])
+def test_onto_is_added_at_the_end(last_relu: bool, calls: list[bool]) -> None:
+    layers = mlp(SIZES, last_relu=last_relu)
+    x, onto = torch.randn(5, 13), torch.randn(5, 1)
+    expected = plain(layers)(x) + onto
+    assert torch.equal(layers(x, padded=True, onto=onto), expected)
+    assert torch.equal(apply_mlp(layers, x, onto), expected)
+    assert torch.equal(apply_mlp(layers, x), plain(layers)(x))
+    layers[-1].register_forward_hook(lambda *_: None)
+    assert torch.equal(layers(x, onto=onto), expected)
+
+
+def test_who_looks_at_all_layers_sees_their_answer_alone() -> None:
+    layers = mlp(SIZES, last_relu=False)
+    x, onto = torch.randn(5, 13), torch.randn(5, 1)
+    seen: list[Any] = []
+    layers.register_forward_hook(lambda _layers, inputs, out: seen.append((inputs, out)))
+    assert torch.equal(apply_mlp(layers, x, onto), plain(layers)(x) + onto)
+    ((inputs, out),) = seen
+    assert len(inputs) == 1
+    assert torch.equal(out, plain(layers)(x))
+    assert torch.equal(apply_mlp(plain(layers), x, onto), out + onto)
 
 
 def test_frozen_layers() -> None:

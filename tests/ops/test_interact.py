@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hotrows.ops.interact import interact, kernel, reference
+from hotrows.ops.linear.padding import aligned, whole_rows
 
 SHAPES = [  # V, D
     (2, 1), (2, 128), (3, 4), (3, 200), (16, 16), (17, 17), (17, 64), (27, 1), (27, 16), (27, 64), (27, 128), (27, 200),
@@ -55,8 +56,8 @@ def check(device, summary, embedded, grad, tolerance=None):
     found = run(lambda *inputs: kernel.interact(*inputs, grad.dtype), *given)
     inputs = [tensor for tensor in (summary, embedded) if tensor is not None]
     assert [tensor.dtype for tensor in found] == [grad.dtype, *(tensor.dtype for tensor in inputs)]
+    assert all(tensor.is_contiguous() for tensor in found[1:])
     for ours, truth in zip(found, expected, strict=True):
-        assert ours.is_contiguous()
         assert ours.shape == truth.shape
         largest = truth.abs().max().item() if truth.numel() else 0.0
         atol = (tolerance or TOLERANCE[grad.dtype]) * largest
@@ -119,6 +120,28 @@ def test_inputs_that_are_not_contiguous(device, random):
     summary, embedded, grad = made(5, 7, 6, True, random)
     check(device, summary.t().contiguous().t(), embedded.transpose(0, 1).contiguous().transpose(0, 1), grad)
     check(device, summary, embedded, grad[:, :1].expand_as(grad))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("num_vectors", "dim"), [(27, 128), (27, 16), (4, 2), (3, 4), (2, 1)])
+def test_rows_are_padded_as_linear_wants_them(num_vectors, dim, dtype, device, random):
+    summary, embedded, _ = made(5, num_vectors, dim, True, random, dtype)
+    answer = kernel.interact(summary.to(device), embedded.to(device), dtype)
+    width = answer.shape[1]
+    assert answer.stride() == (aligned(width, dtype), 1)
+    whole = whole_rows(answer, dtype)
+    if whole is not None:
+        assert whole[:, width:].count_nonzero() == 0
+
+
+def test_a_padded_gradient_is_read_where_it_is(device, random):
+    given = [tensor.to(device) for tensor in made(5, 27, 128, True, random)]
+    expected = run(lambda *inputs: kernel.interact(*inputs, torch.float32), *given)
+    between = torch.full((5, 480), float("nan"), device=device)
+    between[:, :479] = given[2]
+    found = run(lambda *inputs: kernel.interact(*inputs, torch.float32), *given[:2], between[:, :479])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_not_finite_stays_in_its_sample(device, random):

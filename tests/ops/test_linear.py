@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hotrows.ops.linear import kernel, linear, reference
+from hotrows.ops.linear.padding import aligned
 
 SHAPES = [  # B, K, N
     (1, 1, 1), (1, 8, 8), (2, 13, 16), (5, 16, 13), (5, 13, 1), (7, 479, 24), (33, 256, 1), (40, 7, 5), (64, 32, 64),
@@ -146,6 +147,90 @@ def test_resized(shape, dtype, device, random):
         assert larger.count_nonzero() == given.to(dtype).count_nonzero()
         assert torch.equal(kernel.resized(larger, *shape, torch.float32).cpu(), given.to(dtype).float())
     assert kernel.resized(given, *shape, torch.float32) is given
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("shape", [(8, 16), (24, 479), (13, 5), (100, 300)])
+@pytest.mark.usefixtures("kernels_alone")
+def test_a_layer_changes_its_type_in_one_pass(shape, dtype, device, random):
+    _, weight, bias, _ = (tensor.to(device) for tensor in made(1, shape[1], shape[0], random))
+    num_rows, width = aligned(shape[0], dtype), aligned(shape[1], dtype)
+    changed, changed_bias = kernel._resized_layer(weight, bias, num_rows, width, dtype)
+    assert torch.equal(changed, kernel.resized(weight.to(dtype), num_rows, width, dtype))
+    assert torch.equal(changed_bias, bias.to(dtype))
+    same, same_bias = kernel._resized_layer(changed, changed_bias, num_rows, width, dtype)
+    assert (same.data_ptr(), same_bias.data_ptr()) == (changed.data_ptr(), changed_bias.data_ptr())
+
+
+def in_rows(x, stride, between):
+    """The same matrix, in rows that are so far apart."""
+    rows = x.new_full((x.shape[0], stride), between)
+    rows[:, : x.shape[1]] = x
+    return rows[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(479, 24), (13, 5), (16, 8), (13, 1)])
+def test_padded_rows_are_multiplied_as_they_are(num_inputs, num_outputs, device, random, monkeypatch):
+    x, weight, bias, grad = (tensor.to(device) for tensor in made(9, num_inputs, num_outputs, random))
+    expected = run(ours, x, weight, bias, grad, True)
+    inputs = [in_rows(x, aligned(num_inputs, x.dtype), 0.0), weight.clone(), bias.clone()]
+    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+    copied = []
+    original = kernel._copied
+    monkeypatch.setattr(kernel, "_copied", lambda *of: copied.append(of[0].shape[0]) or original(*of))
+    out = kernel.linear(*inputs, True, x.dtype, padded=True)
+    found = torch.autograd.grad(out, inputs, grad)
+    assert x.shape[0] not in copied
+    for our, their in zip((out, *found), expected, strict=True):
+        assert torch.equal(our, their)
+
+
+def test_what_is_between_other_rows_is_not_read(device, random):
+    x, weight, bias, grad = (tensor.to(device) for tensor in made(9, 13, 5, random))
+    expected = run(ours, x, weight, bias, grad, True)
+    for stride, padded in [(16, False), (15, True), (24, True)]:
+        rows = in_rows(x, stride, float("nan")).requires_grad_()
+        out = kernel.linear(rows, weight, bias, True, x.dtype, padded=padded)
+        assert torch.equal(out, expected[0])
+        assert torch.equal(torch.autograd.grad(out, rows, grad)[0], expected[1])
+    half = in_rows(x.half(), 16, 0.0)  # of another type than is multiplied
+    torch.testing.assert_close(
+        kernel.linear(half, weight, bias, True, x.dtype, padded=True), expected[0], atol=0.01, rtol=0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_one_output_onto_another(dtype, device, random):
+    x, weight, bias, grad = (tensor.to(device) for tensor in made(9, 16, 1, random, dtype))
+    onto = torch.randn(9, 1, generator=random).to(device).requires_grad_()
+    alone = run(ours, x, weight, bias, grad, False)
+    inputs = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    out = kernel.linear(*inputs, False, dtype, onto=onto)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, alone[0] + onto, rtol=0, atol=4 * TOLERANCE[dtype])
+    *found, grad_onto = torch.autograd.grad(out, [*inputs, onto], grad.float())
+    assert torch.equal(grad_onto, grad.float())
+    for our, their in zip(found, alone[1:], strict=True):
+        assert torch.equal(our, their)
+
+
+def test_onto_of_a_type_that_is_not_the_answers(device, random):
+    x, weight, bias, grad = (tensor.to(device) for tensor in made(9, 16, 1, random))
+    onto = torch.randn(9, 1, generator=random).half().to(device).requires_grad_()
+    out = kernel.linear(x, weight, bias, False, x.dtype, onto=onto)
+    torch.testing.assert_close(out, ours(x, weight, bias, False) + onto)
+    assert torch.equal(torch.autograd.grad(out, onto, grad)[0], grad.half())
+
+
+def test_onto_anything(any_device, random):
+    """Whether it has a pass of its own or not."""
+    for num_outputs, relu, shape in [(1, False, (6, 1)), (1, True, (6, 1)), (5, False, (6, 5)), (5, True, (1, 5))]:
+        x, weight, bias, grad = (tensor.to(any_device) for tensor in made(6, 13, num_outputs, random))
+        onto = torch.randn(shape, generator=random).to(any_device)
+        found = run(lambda *given, to=onto: linear(*given, onto=to), x, weight, bias, grad, relu)
+        expected = run(lambda *given, to=onto: reference.linear(*given) + to, x, weight, bias, grad, relu)
+        for our, their in zip(found, expected, strict=True):
+            torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_only_where_they_are_needed(device, random):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hotrows.models.base import Model
-from hotrows.models.mlp import mlp
+from hotrows.models.mlp import apply_mlp, mlp
 from hotrows.ops.interact import interact
 
 
@@ -62,5 +62,4 @@ class DLRM(Model):
     def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
         self.check(dense, embedded)
         summary = None if self.bottom is None else self.bottom(dense)  # [B, D]
-        logits: Tensor = self.top(interact(summary, embedded))
-        return logits.squeeze(1)
+        return apply_mlp(self.top, interact(summary, embedded)).squeeze(1)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
@@ -13,19 +14,28 @@ from hotrows.ops.linear import linear as linear_op
 class MLP(nn.Sequential):
     """A sequence in which a linear layer and the ReLU after it are one operation, unless someone looks in between."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, padded: bool = False, onto: Tensor | None = None) -> Tensor:
+        """What the layers make of the input, and `onto` added to it.
+
+        Args:
+            padded: `ops.linear` may take what is between the input's rows for zeros.
+            onto: of the answer's shape.
+        """
         layers = list(self)
         place = 0
         while place < len(layers):
             layer = layers[place]
-            relu = place + 1 < len(layers) and _is_plain(layers[place + 1], nn.ReLU)
-            if isinstance(layer, nn.Linear) and layer.bias is not None and _is_plain(layer, nn.Linear):
-                input = linear_op(input, layer.weight, layer.bias, relu)
+            if is_plain_linear(layer):
+                relu = place + 1 < len(layers) and is_plain(layers[place + 1], nn.ReLU)
                 place += 2 if relu else 1
+                last = onto if place == len(layers) else None
+                input = linear_op(input, layer.weight, layer.bias, relu, padded=padded, onto=last)
+                onto = None if last is not None else onto
             else:
                 input = layer(input)
                 place += 1
-        return input
+            padded = False
+        return input if onto is None else input + onto
 
 
 def mlp(sizes: Sequence[int], *, last_relu: bool = True) -> MLP:
@@ -47,7 +57,25 @@ def linear(num_in: int, num_out: int) -> nn.Linear:
     return layer
 
 
-def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+def apply_mlp(layers: nn.Module, rows: Tensor, onto: Tensor | None = None) -> Tensor:
+    """What the layers make of rows that an operation may have padded, and `onto` added to it.
+
+    Whoever looks at the layers as a whole sees them called with the rows alone.
+    """
+    out: Tensor
+    if is_plain(layers, MLP):
+        out = layers(rows, padded=True, onto=onto)
+        return out
+    out = layers(rows)
+    return out if onto is None else out + onto
+
+
+def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether to call it is x·Wᵀ + b and nothing else."""
+    return isinstance(layer, nn.Linear) and layer.bias is not None and is_plain(layer, nn.Linear)
+
+
+def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether to call it is nothing but the forward pass of its kind."""
     if type(layer) is not kind or "forward" in layer.__dict__:
         return False

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from hotrows.models.base import Model
-from hotrows.models.mlp import linear, mlp
+from hotrows.models.mlp import apply_mlp, is_plain_linear, linear, mlp
+from hotrows.ops.wide_input import wide_input
 
 
 class WideDeep(Model):
@@ -30,6 +30,10 @@ class WideDeep(Model):
 
     def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
         self.check(dense, embedded)
-        vectors, weights = embedded[..., :-1], embedded[..., -1]  # [B, F, dim], [B, F]
-        logits: Tensor = self.deep(torch.cat([dense, vectors.flatten(1)], dim=1)).squeeze(1) + weights.sum(1)
-        return logits if self.wide is None else logits + self.wide(dense).squeeze(1)
+        if self.wide is not None and is_plain_linear(self.wide):
+            deep, wide = wide_input(dense, embedded, self.wide.weight, self.wide.bias)
+        else:
+            deep, wide = wide_input(dense, embedded)
+            if self.wide is not None:
+                wide = wide + self.wide(dense).squeeze(1)
+        return apply_mlp(self.deep, deep, onto=wide.unsqueeze(1)).squeeze(1)

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotrows.batch import Batch, Jagged
 from hotrows.cache.stats import Stats
 from hotrows.data.read_ahead import read_ahead
 from hotrows.data.schema import DataSet, Loader
 from hotrows.nn.collection import EmbeddingBagCollection
+from hotrows.ops.click_loss import click_loss
 from hotrows.strategies import Strategy
 from hotrows.train.config import RunConfig, TrainConfig
 from hotrows.train.graphs import graphed
@@ -155,7 +155,7 @@ class Trainer:
             embedded = embed(parts, batch.ids)
             with self._precision():
                 logits = parts.model(dense, embedded)
-            loss = binary_cross_entropy_with_logits(logits.float(), label)
+            loss = click_loss(logits, label)
         parts.dense_optimizer.zero_grad(set_to_none=True)
         with self._timeline.span("backward"):
             loss.backward()  # type: ignore[no-untyped-call]

@@ -22,7 +22,8 @@ def interact(summary: Tensor | None, embedded: Tensor) -> Tensor:
         embedded: [B, F, D].
 
     Returns:
-        [B, D + V(V-1)/2], without a summary [B, V(V-1)/2]; differentiable once on CUDA.
+        [B, D + V(V-1)/2], without a summary [B, V(V-1)/2]; differentiable once on CUDA. There its rows may be further
+        apart than they are long, with zeros between them: `ops.linear` takes such rows as they are.
     """
     if embedded.is_cuda:
         dtype = _dtype_of_products(summary, embedded)

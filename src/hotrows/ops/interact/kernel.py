@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hotrows.ops.linear.padding import aligned, with_row_stride
+
 # What may be tuned: benchmarks/micro/interact.py compares.
 FORWARD_SAMPLES = 1  # a program takes, one after the other
 BACKWARD_SAMPLES = 1
@@ -54,16 +56,19 @@ def _forward(
     VECTORS: tl.constexpr,
     FEATURES: tl.constexpr,
     DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
     PRECISION: tl.constexpr,
     SAMPLES: tl.constexpr,
     STAGES: tl.constexpr,
     PADDED: tl.constexpr,
     WORDS: tl.constexpr,
+    GAP: tl.constexpr,
 ):
     LEAD: tl.constexpr = (VECTORS - FEATURES) * DIM
     WIDTH: tl.constexpr = LEAD + VECTORS * (VECTORS - 1) // 2
     i = tl.arange(0, PADDED)[:, None]
     j = tl.arange(0, PADDED)[None, :]
+    gap = WIDTH + tl.arange(0, GAP)
     for turn in tl.range(SAMPLES, num_stages=STAGES):
         sample = tl.program_id(0).to(tl.int64) * SAMPLES + turn
         inside = sample < num_samples
@@ -77,9 +82,12 @@ def _forward(
             if summary is not None:
                 there = inside & (word < DIM)
                 first = tl.load(summary + sample * DIM + word, mask=there)
-                tl.store(answer + sample * WIDTH + word, first, mask=there)
-        target = answer + (sample * WIDTH + LEAD) + (i * (i - 1) // 2 + j)
+                tl.store(answer + sample * STRIDE + word, first, mask=there)
+        target = answer + (sample * STRIDE + LEAD) + (i * (i - 1) // 2 + j)
         tl.store(target, products, mask=inside & (j < i) & (i < VECTORS))
+        if STRIDE > WIDTH:
+            zeros = tl.zeros([GAP], answer.dtype.element_ty)
+            tl.store(answer + sample * STRIDE + gap, zeros, mask=inside & (gap < STRIDE))
 
 
 @triton.jit(do_not_specialize=["num_samples"])
@@ -93,6 +101,7 @@ def _backward(
     VECTORS: tl.constexpr,
     FEATURES: tl.constexpr,
     DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
     PRECISION: tl.constexpr,
     SAMPLES: tl.constexpr,
     STAGES: tl.constexpr,
@@ -101,7 +110,6 @@ def _backward(
 ):
     """The gradient of vector i is the sum over j of its pair's gradient times vector j: one matrix product."""
     LEAD: tl.constexpr = (VECTORS - FEATURES) * DIM
-    WIDTH: tl.constexpr = LEAD + VECTORS * (VECTORS - 1) // 2
     i = tl.arange(0, PADDED)[:, None]
     j = tl.arange(0, PADDED)[None, :]
     high = tl.maximum(i, j)
@@ -109,7 +117,7 @@ def _backward(
     for turn in tl.range(SAMPLES, num_stages=STAGES):
         sample = tl.program_id(0).to(tl.int64) * SAMPLES + turn
         inside = sample < num_samples
-        source = grad + (sample * WIDTH + LEAD) + (high * (high - 1) // 2 + low)
+        source = grad + (sample * STRIDE + LEAD) + (high * (high - 1) // 2 + low)
         grad_pair = tl.load(source, mask=inside & (low < high) & (high < VECTORS), other=0.0)
         for start in tl.static_range(0, DIM, WORDS):
             word = start + tl.arange(0, WORDS)
@@ -118,7 +126,7 @@ def _backward(
             )
             total = tl.zeros([PADDED, WORDS], tl.float32)
             if summary is not None:
-                direct = tl.load(grad + sample * WIDTH + word, mask=inside & (word < DIM), other=0.0).to(tl.float32)
+                direct = tl.load(grad + sample * STRIDE + word, mask=inside & (word < DIM), other=0.0).to(tl.float32)
                 total = tl.where(i == 0, direct[None, :], total)
             total = tl.dot(grad_pair, vectors, total, input_precision=PRECISION)
             there = inside & (i >= VECTORS - FEATURES) & (i < VECTORS) & (word < DIM)[None, :]
@@ -140,23 +148,26 @@ class _Interact(torch.autograd.Function):
         num_samples, num_features, dim = embedded.shape
         num_vectors = num_features + (summary is not None)
         width = num_vectors * (num_vectors - 1) // 2 + (0 if summary is None else dim)
-        answer = embedded.new_empty(num_samples, width, dtype=dtype)
+        stride = aligned(width, dtype)
+        answer = embedded.new_empty(num_samples, stride, dtype=dtype)
         if num_samples:
             _forward[(triton.cdiv(num_samples, FORWARD_SAMPLES),)](
                 summary,
                 embedded,
                 answer,
                 num_samples,
+                STRIDE=stride,
                 SAMPLES=FORWARD_SAMPLES,
+                GAP=triton.next_power_of_2(max(1, stride - width)),
                 **_sizes(num_vectors, num_features, dim, dtype, FORWARD_WORDS_PER_WARP),
             )
-        return answer
+        return answer[:, :width]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
         summary, embedded = ctx.saved_tensors
-        grad = grad.contiguous()
+        grad = with_row_stride(grad)
         grad_summary = None if summary is None else torch.empty_like(summary)
         grad_embedded = torch.empty_like(embedded)
         num_samples, num_features, dim = embedded.shape
@@ -169,6 +180,7 @@ class _Interact(torch.autograd.Function):
                 grad_summary,
                 grad_embedded,
                 num_samples,
+                STRIDE=grad.stride(0),
                 SAMPLES=BACKWARD_SAMPLES,
                 **_sizes(num_vectors, num_features, dim, grad.dtype, BACKWARD_WORDS_PER_WARP),
             )

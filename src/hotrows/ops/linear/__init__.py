@@ -8,8 +8,10 @@ from hotrows.ops.linear import reference
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """What `nn.Linear` gives, and `nn.ReLU` after it where `relu` is set.
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor, relu: bool, *, padded: bool = False, onto: Tensor | None = None
+) -> Tensor:
+    """What `nn.Linear` gives, `nn.ReLU` after it where `relu` is set, and `onto` added to it.
 
     On CUDA the bias and the ReLU are part of the matrix product, one pass over the gradient undoes the ReLU and sums up
     the bias's gradient, and sizes that would keep the products off the fast kernels are padded with zeros. Products are
@@ -20,6 +22,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
         x: [..., inputs].
         weight: [outputs, inputs].
         bias: [outputs].
+        padded: between the rows of x, if they are as far apart as `padding.aligned` says, there are zeros: they are
+            multiplied as they are, and x's gradient has rows as far apart. Without it x is copied into such rows.
+        onto: [..., outputs]; no pass of its own where there is one output and no ReLU.
 
     Returns:
         [..., outputs]; differentiable once on CUDA.
@@ -29,9 +34,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
         if _has_kernel(x, weight, bias, dtype):
             from hotrows.ops.linear import kernel
 
-            out = kernel.linear(x.flatten(0, -2), weight, bias, relu, dtype)
-            return out.view(*x.shape[:-1], -1)
-    return reference.linear(x, weight, bias, relu)
+            shape = (*x.shape[:-1], weight.shape[0])
+            here = None if onto is None or relu or not _is_added(onto, shape, x.device) else onto.flatten(0, -2)
+            out = kernel.linear(x.flatten(0, -2), weight, bias, relu, dtype, padded, here).view(shape)
+            return out if onto is None or here is not None else out + onto
+    return reference.linear(x, weight, bias, relu, onto)
 
 
 def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> bool:
@@ -47,3 +54,8 @@ def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> 
         and bias.shape == weight.shape[:1]
         and all(tensor.device == x.device and tensor.numel() > 0 for tensor in given)
     )
+
+
+def _is_added(onto: Tensor, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Whether the kernel for one output can add it."""
+    return shape[-1] == 1 and onto.shape == shape and onto.dtype in _DTYPES and onto.device == device

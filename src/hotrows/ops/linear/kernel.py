@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hotrows.ops.linear.padding import aligned, whole_rows
+
 # What may be tuned: benchmarks/micro/linear.py compares.
 SUM_ROWS = 32  # of the tile that a program of the backward pass takes at a time
 SUM_COLUMNS = 128
@@ -25,29 +27,37 @@ PART_ROWS = 128  # of the tile in which parts are added
 PART_COLUMNS = 32
 RESIZE_TILE = 4096  # numbers a program copies
 RESIZE_COLUMNS = 128
+RESIZE_VECTOR = 2  # neighbours that a thread writes at once where it pads: of more, a warp's reads would lie far apart
 ONE_TILE = 4096  # numbers of x that a program takes at a time where there is one output
 ONE_COLUMNS = 256
-
-_LINE = 16  # bytes to which the fast kernels of cuBLAS want rows aligned
-_PADDED = 8  # numbers; sizes that are not aligned are padded to a multiple of it
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_given"])
 def _resize(
     source,
     target,
+    bias,
+    target_bias,
     num_rows,
     num_given,
     GIVEN: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
-    """From [num_given, GIVEN] to [num_rows, WIDTH], in the target's type: zero where there is nothing to copy."""
+    """From [num_given, GIVEN] to [num_rows, WIDTH], in the target's type: zero where there is nothing to copy.
+
+    The bias has a number for each of the given rows, and changes its type only.
+    """
     BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     program = tl.program_id(0)
-    row = ((program // BLOCKS).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = (program % BLOCKS * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    rows = (program // BLOCKS).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    if bias is not None:
+        there = (rows < num_given) & (program % BLOCKS == 0)
+        tl.store(target_bias + rows, tl.load(bias + rows, mask=there, other=0.0), mask=there)
+    row = rows[:, None]
+    column = tl.max_contiguous((program % BLOCKS * COLUMNS + tl.arange(0, COLUMNS))[None, :], [1, VECTOR])
     values = tl.load(source + row * GIVEN + column, mask=(row < num_given) & (column < GIVEN), other=0.0)
     tl.store(target + row * WIDTH + column, values, mask=(row < num_rows) & (column < WIDTH))
 
@@ -117,6 +127,7 @@ def _one_forward(
     x,
     weight,
     bias,
+    onto,
     out,
     num_rows,
     INPUTS: tl.constexpr,
@@ -135,6 +146,8 @@ def _one_forward(
     sums = tl.sum(total, 1) + tl.load(bias).to(tl.float32)
     if RELU:
         sums = tl.where(sums <= 0.0, 0.0, sums)
+    if onto is not None:
+        sums += tl.load(onto + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
     tl.store(out + rows, sums, mask=rows < num_rows)
 
 
@@ -184,13 +197,17 @@ class _Linear(torch.autograd.Function):
     """Keeps x and the weight as they were multiplied, and its answer where the ReLU is to be undone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype, padded: bool
+    ) -> Tensor:
         num_outputs, num_inputs = ctx.shape = weight.shape
         ctx.dtypes = x.dtype, weight.dtype, bias.dtype
-        width = _aligned(num_inputs, dtype)
-        x = resized(x, x.shape[0], width, dtype)
-        weight = resized(weight, _aligned(num_outputs, dtype), width, dtype)
-        bias = bias.to(dtype).contiguous()  # else it would be added by a pass of its own
+        width = aligned(num_inputs, dtype)
+        whole = whole_rows(x, dtype) if padded else None
+        ctx.padded = whole is not None
+        x = resized(x, x.shape[0], width, dtype) if whole is None else whole
+        # the bias too, else it would be added by a pass of its own
+        weight, bias = _resized_layer(weight, bias, aligned(num_outputs, dtype), width, dtype)
         product = torch._addmm_activation if relu else torch.addmm
         out: Tensor = product(bias, x, weight[:num_outputs].t())
         ctx.save_for_backward(x, weight, out if relu else None)
@@ -198,7 +215,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x, weight, out = ctx.saved_tensors
         num_outputs, num_inputs = ctx.shape
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
@@ -208,34 +225,42 @@ class _Linear(torch.autograd.Function):
             grad, grad_bias = mask_and_sum(grad.contiguous(), out, weight.shape[0], bias_dtype)
         with torch.autocast(grad.device.type, enabled=False):  # the types are those of the forward pass
             if needs_x:
-                grad_x = resized(_product(grad, weight, x_dtype), x.shape[0], num_inputs, x_dtype)
+                grad_x = _product(grad, weight, x_dtype)
+                # rows that came padded go back padded
+                grad_x = grad_x[:, :num_inputs] if ctx.padded else resized(grad_x, x.shape[0], num_inputs, x_dtype)
             if needs_weight:
                 grad_weight = resized(_product(grad.t(), x, weight_dtype), num_outputs, num_inputs, weight_dtype)
-        return grad_x, grad_weight, grad_bias if needs_bias else None, None, None
+        return grad_x, grad_weight, grad_bias if needs_bias else None, None, None, None
 
 
 class _OneOutput(torch.autograd.Function):
     """Keeps its inputs, and its answer where the ReLU is to be undone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype, onto: Tensor | None
+    ) -> Tensor:
+        assert onto is None or not relu, "the ReLU could not be told from the answer"
         x, weight = x.contiguous(), weight.contiguous()
         num_rows, num_inputs = x.shape
         columns = min(triton.next_power_of_2(num_inputs), ONE_COLUMNS)
         rows = max(1, ONE_TILE // columns)
+        if onto is not None:
+            dtype, onto = torch.promote_types(dtype, onto.dtype), onto.contiguous()
         out = x.new_empty(num_rows, 1, dtype=dtype)
         _one_forward[(triton.cdiv(num_rows, rows),)](
-            x, weight, bias, out, num_rows, INPUTS=num_inputs, RELU=relu, ROWS=rows, COLUMNS=columns
+            x, weight, bias, onto, out, num_rows, INPUTS=num_inputs, RELU=relu, ROWS=rows, COLUMNS=columns
         )
-        ctx.bias_dtype = bias.dtype
+        ctx.bias_dtype, ctx.onto_dtype = bias.dtype, None if onto is None else onto.dtype
         ctx.save_for_backward(x, weight, out if relu else None)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None, None, Tensor | None]:
         x, weight, out = ctx.saved_tensors
         grad = grad.contiguous()
+        grad_onto = grad.to(ctx.onto_dtype) if ctx.needs_input_grad[5] else None
         num_rows, num_inputs = x.shape
         columns = min(triton.next_power_of_2(num_inputs), ONE_COLUMNS)
         rows = max(1, ONE_TILE // columns)
@@ -259,13 +284,25 @@ class _OneOutput(torch.autograd.Function):
         )
         grad_weight, grad_bias = torch.empty_like(weight), x.new_empty(1, dtype=ctx.bias_dtype)
         _add(parts, grad_weight, grad_bias)
-        return grad_x, grad_weight, grad_bias, None, None
+        return grad_x, grad_weight, grad_bias, None, None, grad_onto
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
-    """x is [B, K], and nothing is empty."""
-    function = _OneOutput if weight.shape[0] == 1 else _Linear
-    out: Tensor = function.apply(x, weight, bias, relu, dtype)
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    relu: bool,
+    dtype: torch.dtype,
+    padded: bool = False,
+    onto: Tensor | None = None,
+) -> Tensor:
+    """x is [B, K], and nothing is empty; `onto` is [B, 1], for one output without a ReLU."""
+    out: Tensor
+    if weight.shape[0] == 1:
+        out = _OneOutput.apply(x, weight, bias, relu, dtype, onto)
+    else:
+        assert onto is None
+        out = _Linear.apply(x, weight, bias, relu, dtype, padded)
     return out
 
 
@@ -274,20 +311,48 @@ def resized(source: Tensor, num_rows: int, width: int, dtype: torch.dtype) -> Te
     source = source.contiguous()
     if source.shape == (num_rows, width):
         return source.to(dtype)
+    return _copied(source, None, num_rows, width, dtype)[0]
+
+
+def _resized_layer(
+    weight: Tensor, bias: Tensor, num_rows: int, width: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """A weight so resized, and its bias in the same type: in one pass if both change."""
+    if bias.dtype == dtype or (weight.dtype == dtype and weight.shape == (num_rows, width)):
+        return resized(weight, num_rows, width, dtype), bias.to(dtype).contiguous()
+    weight, changed = _copied(weight.contiguous(), bias.contiguous(), num_rows, width, dtype)
+    assert changed is not None
+    return weight, changed
+
+
+def _copied(
+    source: Tensor, bias: Tensor | None, num_rows: int, width: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
     target = source.new_empty(num_rows, width, dtype=dtype)
+    target_bias = None if bias is None else bias.new_empty(bias.shape, dtype=dtype)
     columns = min(triton.next_power_of_2(width), RESIZE_COLUMNS)
     rows = max(1, RESIZE_TILE // columns)
     _resize[(triton.cdiv(num_rows, rows) * triton.cdiv(width, columns),)](
         source,
         target,
+        bias,
+        target_bias,
         num_rows,
         source.shape[0],
         GIVEN=source.shape[1],
         WIDTH=width,
         ROWS=rows,
         COLUMNS=columns,
+        VECTOR=_vector(source.shape[1], width),
     )
-    return target
+    return target, target_bias
+
+
+def _vector(given: int, width: int) -> int:
+    """How many neighbours a thread copies at once: one where it cuts off, for it cannot write more."""
+    if given == width:
+        return 8  # at most
+    return RESIZE_VECTOR if given < width else 1
 
 
 def mask_and_sum(grad: Tensor, out: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -344,7 +409,3 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     if left.is_cuda and dtype == torch.float32 and left.dtype != dtype:
         return torch.mm(left, right, out_dtype=dtype)
     return torch.mm(left, right)
-
-
-def _aligned(size: int, dtype: torch.dtype) -> int:
-    return size if size * dtype.itemsize % _LINE == 0 else triton.cdiv(size, _PADDED) * _PADDED

@@ -4,6 +4,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, onto: Tensor | None = None) -> Tensor:
     out = functional.linear(x, weight, bias)
-    return functional.relu(out) if relu else out
+    out = functional.relu(out) if relu else out
+    return out if onto is None else out + onto
