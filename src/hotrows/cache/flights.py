@@ -38,6 +38,9 @@ class Request:
     bad: LateNumbers | LateBad | None
     describe: Callable[[list[int]], str] | None
     place: int | None = None  # in the ring, until it is planned for good
+    named: Tensor | None = (
+        None  # the distinct rows numbered table after table, where the store has them in another order
+    )
     checked: bool = False
 
     def has_been_made(self) -> bool:
@@ -82,6 +85,11 @@ class Flight:
     holds: int = 1
     landed: bool = False
 
+    @property
+    def named_rows(self) -> Tensor:
+        """The plan's distinct rows, numbered table after table, whatever their order in the store."""
+        return self.plan.distinct.rows if self.request.named is None else self.request.named
+
 
 @dataclass
 class LookupGrads:
@@ -101,5 +109,5 @@ class LookupGrads:
 class Contribution:
     """Gradients of one forward pass, by row, waiting to be applied together with others."""
 
-    rows: Tensor  # int64 [N], distinct, NO_ROW behind the last
+    rows: Tensor  # int64 [N], distinct, numbered table after table, NO_ROW behind the last
     grads: Tensor  # float32 [N, D], as many as there are rows

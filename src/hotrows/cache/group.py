@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +26,7 @@ from hotrows.cache.flights import Announcement, Contribution, Flight, LookupGrad
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Lane, Mark, caller_mark, make_lanes, writable_state
 from hotrows.cache.late import LateBad, LateNumbers, submit_counted
+from hotrows.cache.movers import Mover, ZeroCopy
 from hotrows.cache.planner import Counts, Placing, Plan, Planner
 from hotrows.cache.resident import ResidentPlanner
 from hotrows.cache.stats import Stats
@@ -34,6 +35,7 @@ from hotrows.ops.rows import NO_ROW
 from hotrows.ops.update_rows import update_rows
 from hotrows.optim import RowOptimizer
 from hotrows.stores import Store
+from hotrows.stores.row_order import Numbering
 
 if TYPE_CHECKING:  # needs Triton
     from hotrows.cache.fused import Seat
@@ -46,6 +48,7 @@ class RowGroup:
 
     Args:
         store: all rows. planner: over as many slots as the cache has.
+        mover: moves them. numbering: of the rows in the store, None where it is table after table.
     """
 
     store: Store
@@ -54,6 +57,8 @@ class RowGroup:
     device: torch.device
     stats: Stats = field(default_factory=Stats)
     steps: int = 0  # of the optimizer
+    mover: Mover = field(default_factory=ZeroCopy)
+    numbering: Numbering | None = None
 
     def __post_init__(self) -> None:
         layout = self.store.layout
@@ -78,7 +83,7 @@ class RowGroup:
         self._next_number = 0
         self._num_pinned = 0
         self._record_bytes = layout.num_bytes
-        self.uses_ring = self.device.type == "cuda"
+        self.uses_ring = self.device.type == "cuda" and not self.mover.waits and self.numbering is None
         self.ring: Ring | None = None
         self._ahead = (0, 1)  # depth and window of the loop that looks ahead
         self._placed: dict[int, Request] = {}  # place → who is in it
@@ -106,7 +111,7 @@ class RowGroup:
         """Find the distinct rows of a batch in the planning lane; with `announce`, tell the policy it will come.
 
         Args:
-            make: makes the rows from tensors of the caller's lane, which it keeps alive.
+            make: makes the rows, numbered table after table, from tensors of the caller's lane, which it keeps alive.
             describe: words for what `Rows.bad` found.
         """
         self._catch_up()
@@ -114,22 +119,24 @@ class RowGroup:
         number = None
         if announce:
             number, self._next_number = self._next_number, self._next_number + 1
-        made: list[tuple[Distinct, LateNumbers | None]] = []
+        made: list[tuple[Tensor, Distinct, LateNumbers | None]] = []
 
         def work() -> Tensor:
             rows = make()
-            unique = distinct(rows.rows)
+            named = unique = distinct(rows.rows)
+            if self.numbering is not None:
+                unique = self.numbering.of_distinct(named)
             if number is not None:
                 self.planner.announce(unique, number)
-            made.append((unique, None if rows.bad is None else LateNumbers(rows.bad)))
+            made.append((named.rows, unique, None if rows.bad is None else LateNumbers(rows.bad)))
             return unique.num
 
         late, mark = submit_counted(self.plan_lane, work, after=[caller_mark(self.device)])
-        unique, bad = made[0]
+        named, unique, bad = made[0]
         if bad is not None:
             bad.arrives(mark)
         self._planned = mark
-        request = Request(unique, number, mark, late, bad, describe)
+        request = Request(unique, number, mark, late, bad, describe, named=None if self.numbering is None else named)
         self._bury((request, make), mark)
         if announce:
             self._uncounted.append(request)
@@ -377,10 +384,10 @@ class RowGroup:
         if self.is_resident:
             flight.moved = flight.planned
             return
-        plan, store, cache = flight.plan, self.store, self.cache
+        plan, store, cache, mover = flight.plan, self.store, self.cache, self.mover
 
         def work() -> None:
-            store.swap(cache, plan.move_slots, plan.move_out, plan.move_in, plan.num_moves)
+            mover.move(store, cache, plan.move_slots, plan.move_out, plan.move_in, plan.num_moves)
 
         flight.moved = self._submit_move(work, (flight.planned, *flight.after))
 
@@ -395,14 +402,14 @@ class RowGroup:
 
     def _move_in_ring(self, seat: "Seat") -> None:
         if not self.is_resident:
-            self.store.swap(self.cache, seat.move_slots, seat.move_out, seat.move_in, seat.num_moves)
+            self.mover.move(self.store, self.cache, seat.move_slots, seat.move_out, seat.move_in, seat.num_moves)
 
     def _fetch_overflow(self, flight: Flight) -> None:
-        plan, store, cache = flight.plan, self.store, self.cache
+        plan, store, cache, mover = flight.plan, self.store, self.cache, self.mover
 
         def work() -> None:
             nothing = torch.full_like(plan.overflow_rows, NO_ROW)
-            store.swap(cache, plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow)
+            mover.move(store, cache, plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow)
 
         flight.moved = self._submit_move(work, (self._planned,))
 
@@ -496,11 +503,11 @@ class RowGroup:
 
     def _write_back_overflow(self, flight: Flight) -> None:
         assert flight.counts is not None
-        plan, store, cache = flight.plan, self.store, self.cache
+        plan, store, cache, mover = flight.plan, self.store, self.cache, self.mover
 
         def work() -> None:
             nothing = torch.full_like(plan.overflow_rows, NO_ROW)
-            store.swap(cache, plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow)
+            mover.move(store, cache, plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow)
 
         flight.moved = self._submit_move(work, (caller_mark(self.device), self._planned))
         self.stats.bytes_out += flight.counts.overflow * store.layout.num_bytes
@@ -534,7 +541,7 @@ class RowGroup:
         if isinstance(self.planner, ResidentPlanner):
             caller_mark(self.device).wait()
             return
-        store, cache, slots = self.store, self.cache, self.planner.slots
+        store, cache, slots, mover = self.store, self.cache, self.planner.slots, self.mover
         moving: list[Tensor] = []
 
         def work() -> None:
@@ -542,7 +549,7 @@ class RowGroup:
             nothing = torch.full_like(rows, NO_ROW)
             place = torch.arange(slots.num, dtype=torch.int32, device=rows.device)
             num = torch.full((1,), slots.num, dtype=torch.int32, device=rows.device)
-            store.swap(cache, place, rows if out else nothing, nothing if out else rows, num)
+            mover.move(store, cache, place, rows if out else nothing, nothing if out else rows, num)
             moving.append((rows >= 0).sum())
 
         self._submit_move(work, (caller_mark(self.device), self._planned)).wait()
@@ -552,16 +559,32 @@ class RowGroup:
         else:
             self.stats.bytes_in += num_bytes
 
-    def count_cached(self, first_row: int, num_rows: int) -> int:
-        """How many of these rows are in the cache."""
-        if isinstance(self.planner, ResidentPlanner):
-            return num_rows
+    def cached_rows(self) -> Tensor:
+        """The rows of the store that are in the cache, int64 on the host."""
+        assert isinstance(self.planner, Planner)
         self._wait_for_moves()
-        rows = self.planner.slots.row
-        return int(((rows >= first_row) & (rows < first_row + num_rows)).sum())
+        rows = self.planner.slots.row[: self.num_slots].cpu()
+        return rows[rows >= 0]
+
+    def preload_hottest(self, num: int) -> None:
+        """Bring the first rows of the store into the cache, where they may be evicted like any other.
+
+        Of the stats only the bytes moved change, for no batch has asked for these rows.
+        """
+        num = min(num, self.store.num_rows)
+        if isinstance(self.planner, ResidentPlanner) or num == 0:
+            return
+        rows = torch.arange(num) if self.numbering is None else self.numbering.hottest(num)
+        rows = rows.to(self.device)
+        before = replace(self.totals())
+        flight = self.plan_now(self.request(lambda: Rows(rows)), Placing.WHAT_FITS)
+        self.acquire(flight)
+        self.drop(flight)
+        after = self.totals()
+        self.stats = replace(before, bytes_in=after.bytes_in, bytes_out=after.bytes_out)
 
     def pin(self, rows: Tensor) -> None:
-        """Bring rows into the cache and never evict them."""
+        """Bring rows, numbered table after table, into the cache and never evict them."""
         if isinstance(self.planner, ResidentPlanner):
             return
         flight = self.plan_now(self.request(lambda: Rows(rows)), Placing.WHAT_FITS)

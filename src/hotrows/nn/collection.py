@@ -9,12 +9,14 @@ from torch import Tensor
 from hotrows.batch import Jagged
 from hotrows.cache.flights import Rows
 from hotrows.cache.id_columns import IdColumns
+from hotrows.cache.movers import Mover
 from hotrows.cache.policies import Policy
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
 from hotrows.nn.module import CachedModule
 from hotrows.nn.tables import TableSet
 from hotrows.optim import RowOptimizer
 from hotrows.stores.memory import available_host_memory, require_memory
+from hotrows.stores.row_order import RowOrder
 from hotrows.table import Table
 
 
@@ -34,6 +36,9 @@ class EmbeddingBagCollection(CachedModule):
         index: "auto", "direct", "hash" or "set-associative".
         store: "ram": all rows in host memory; "device": all on the device, without a cache.
         seed: of the first values.
+        row_order: in which order the store has the rows, such as `hotrows.RowOrder(counts)` from hot to cold; None:
+            table after table. The result does not depend on it. Nothing with store="device".
+        mover: how rows move, such as `hotrows.BlockTransmitter()`; None: a kernel reads and writes the store itself.
 
     Example::
 
@@ -56,10 +61,13 @@ class EmbeddingBagCollection(CachedModule):
         store: str = "ram",
         device: torch.device | str | None = None,
         seed: int = 0,
+        row_order: RowOrder | None = None,
+        mover: Mover | None = None,
     ) -> None:
-        super().__init__(tables, dim, mode, cache, optimizer, policy, index, store, device, seed)
+        super().__init__(tables, dim, mode, cache, optimizer, policy, index, store, device, seed, row_order, mover)
         self._kept: dict[str, Any] = {
             "dim": dim, "mode": mode, "cache": cache, "policy": policy, "index": index, "store": store, "seed": seed,
+            "row_order": row_order, "mover": mover,
         }  # fmt: skip
         pairs = [(name, table) for table in self.tables for name in table.feature_names]
         self.features = tuple(name for name, _ in pairs)

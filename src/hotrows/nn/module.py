@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hotrows.cache.flights import Flight, Request
 from hotrows.cache.group import RowGroup
 from hotrows.cache.lanes import caller_device
+from hotrows.cache.movers import Mover
 from hotrows.cache.planner import Placing
 from hotrows.cache.policies import Policy
 from hotrows.cache.stats import Stats
@@ -20,6 +21,7 @@ from hotrows.nn.tables import TableSet, check_arguments, check_memory, choose_de
 from hotrows.nn.updates import RecordedUpdates
 from hotrows.optim import RowOptimizer
 from hotrows.stores.memory import available_host_memory, require_memory
+from hotrows.stores.row_order import RowOrder
 from hotrows.table import Table
 
 logger = logging.getLogger("hotrows")
@@ -83,6 +85,8 @@ class CachedModule(nn.Module):
         store: str,
         device: torch.device | str | None,
         seed: int,
+        row_order: RowOrder | None = None,
+        mover: Mover | None = None,
     ) -> None:
         super().__init__()
         self.tables = tuple(tables)
@@ -104,9 +108,12 @@ class CachedModule(nn.Module):
         plans = size_groups(by_dim, cache, optimizer, index, store)
         check_memory(by_dim, plans, store, self.device)
         self._sets = [
-            make_set(by_dim[layout.dim], layout, num_slots, optimizer, policy, name, store, self.device, seed)
+            make_set(
+                by_dim[layout.dim], layout, num_slots, optimizer, policy, name, store, self.device, seed,
+                row_order, mover,
+            )
             for layout, num_slots, name in plans
-        ]
+        ]  # fmt: skip
         self.index = plans[0][2]
         self._set_of = {table.name: tables for tables in self._sets for table in tables.tables}
         if optimizer is not None:
@@ -265,11 +272,8 @@ class CachedModule(nn.Module):
 
     def cached_rows(self) -> dict[str, int]:
         """How many rows of each table are in the cache."""
-        return {
-            table.name: tables.group.count_cached(tables.first_row[table.name], table.num_rows)
-            for tables in self._sets
-            for table in tables.tables
-        }
+        counted = {name: num for tables in self._sets for name, num in tables.count_cached().items()}
+        return {table.name: counted[table.name] for table in self.tables}
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -304,7 +308,7 @@ class CachedModule(nn.Module):
                 f"table {name!r}: weight is {weight.dtype} {list(weight.shape)}, expected {list(expected)}"
             )
         tables.group.flush()
-        tables.part(table, "weight").copy_(weight.detach())
+        tables.set_part(table, "weight", weight.detach())
         tables.group.reload()
 
     def _table(self, name: str) -> Table:
@@ -330,6 +334,7 @@ class CachedModule(nn.Module):
     def row_state(self, name: str) -> dict[str, Tensor]:
         """The optimizer state of a table: "step", and a view of each part of the records' state in the store.
 
+        With a `row_order` it is a copy, as is the `state_dict`.
         `optimizer.state_dict()` has it for all tables.
         """
         self.flush()
@@ -345,7 +350,7 @@ class CachedModule(nn.Module):
             raise ValueError(f"state of table {name!r} has {sorted(state)}, expected {sorted(['step', *fields])}")
         tables.group.flush()
         for part in fields:
-            tables.part(table, part).copy_(state[part])
+            tables.set_part(table, part, state[part])
         tables.group.steps = int(state["step"])
         tables.group.reload()
 

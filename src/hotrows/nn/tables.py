@@ -1,5 +1,6 @@
 """The tables of a module: checked, sized, and built into groups of rows before the first batch comes."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from hotrows.cache.capacity import cache_rows, check_cache
 from hotrows.cache.group import RowGroup
 from hotrows.cache.indexes import INDEXES, check_index, choose_index, make_index
+from hotrows.cache.movers import Mover, ZeroCopy
 from hotrows.cache.planner import Planner
 from hotrows.cache.policies import Policy, make_policy
 from hotrows.cache.policies.frequency import Frequency
@@ -18,6 +20,7 @@ from hotrows.optim import RowOptimizer, check_optimizer
 from hotrows.stores import DeviceStore, RamStore, RecordLayout
 from hotrows.stores.first_values import check_first_values
 from hotrows.stores.memory import available_host_memory, available_memory, readable, require_memory
+from hotrows.stores.row_order import RowOrder
 from hotrows.table import Table
 
 MODES = ("sum", "mean", "max")
@@ -37,14 +40,40 @@ class TableSet:
             self.first_row[table.name] = row
             row += table.num_rows
 
-    def records(self, table: Table) -> Tensor:
-        """The table's records in the store; flush first to see the current values."""
-        first = self.first_row[table.name]
-        return self.group.store.view(first, first + table.num_rows)
-
     def part(self, table: Table, name: str) -> Tensor:
-        """One column block of the table's records: "weight" or a state field."""
-        return self.records(table)[:, self.group.store.layout.columns(name)]
+        """One column block of the table's records: "weight" or a state field; flush first to see the current values.
+
+        A view of the store; where the store has rows in an order of its own, a copy.
+        """
+        rows, columns = self._rows(table), self.group.store.layout.columns(name)
+        if isinstance(rows, Tensor):
+            num_bytes = rows.numel() * (columns.stop - columns.start) * self.group.store.layout.dtype.itemsize
+            where = f"a copy of {name!r} of table {table.name!r}"
+            require_memory(where, num_bytes, available_host_memory(), "host memory", "use tables with fewer rows")
+        return self._all_records()[rows, columns]
+
+    def set_part(self, table: Table, name: str, values: Tensor) -> None:
+        """Write what `part` answers."""
+        records = self._all_records()
+        records[self._rows(table), self.group.store.layout.columns(name)] = values.to(records.device, records.dtype)
+
+    def count_cached(self) -> dict[str, int]:
+        """How many rows of each table are in the cache."""
+        if self.group.is_resident:
+            return {table.name: table.num_rows for table in self.tables}
+        cached = torch.zeros(self.group.store.num_rows, dtype=torch.bool)
+        cached[self.group.cached_rows()] = True
+        return {table.name: int(cached[self._rows(table)].sum()) for table in self.tables}
+
+    def _all_records(self) -> Tensor:
+        return self.group.store.view(0, self.group.store.num_rows)
+
+    def _rows(self, table: Table) -> slice | Tensor:
+        """Where the rows of a table are in the store."""
+        first = self.first_row[table.name]
+        mine = slice(first, first + table.num_rows)
+        numbering = self.group.numbering
+        return mine if numbering is None else numbering.row_of[mine].long()
 
 
 def choose_device(device: torch.device | str | None) -> torch.device:
@@ -163,17 +192,23 @@ def make_set(
     store: str,
     device: torch.device,
     seed: int,
+    row_order: RowOrder | None = None,
+    mover: Mover | None = None,
 ) -> TableSet:
     num_rows = sum(table.num_rows for table in tables)
     if store == "device":
         resident = RowGroup(DeviceStore(tables, layout, device, seed), ResidentPlanner(num_rows), optimizer, device)
         return TableSet(tables, resident)
-    rows = RamStore(tables, layout, device, seed)
+    numbering = None if row_order is None else row_order.numbering(tables, device)
+    rows = RamStore(tables, layout, device, seed, numbering)
     slots = Slots(num_slots, device)
     chosen = make_policy(policy)
     chosen.check(num_rows)
-    if isinstance(chosen, Frequency):
+    if numbering is not None:
+        chosen.renumber(numbering.row_of)
+    if isinstance(chosen, Frequency) and row_order is None:
         sizes = torch.tensor([table.num_rows for table in tables])
         chosen.ranking.number_within(sizes.cumsum(0) - sizes)
     planner = Planner(slots, make_index(index, num_rows, slots), chosen)
-    return TableSet(tables, RowGroup(rows, planner, optimizer, device))
+    own_mover = ZeroCopy() if mover is None else copy.deepcopy(mover)  # each group needs its own buffers
+    return TableSet(tables, RowGroup(rows, planner, optimizer, device, mover=own_mover, numbering=numbering))

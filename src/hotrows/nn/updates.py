@@ -63,7 +63,7 @@ class Updates:
             self._group.update(flight, grads)
         else:
             by_row = grads.by_row(flight.plan.distinct)
-            rows = flight.plan.distinct.rows[: by_row.shape[0]]
+            rows = flight.named_rows[: by_row.shape[0]]
             if flight.seat is not None:
                 rows = rows.clone()  # a seat is another batch's once this one has landed
             self._gathered.append(Contribution(rows, by_row))

@@ -7,12 +7,15 @@ from torch import Tensor
 
 from hotrows.strategies.base import CacheSettings
 from hotrows.strategies.base import Strategy as Strategy
-from hotrows.strategies.baselines import DeviceStrategy
+from hotrows.strategies.baselines import DeviceStrategy, HostStrategy
+from hotrows.strategies.freqcache import FreqCacheStrategy
 from hotrows.strategies.lookahead import LookaheadStrategy
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "lookahead": LookaheadStrategy,
+    "freqcache": FreqCacheStrategy,
     "device": DeviceStrategy,
+    "host": HostStrategy,
 }
 
 

@@ -33,6 +33,8 @@ class Strategy(ABC):
         counts: how often each id of each table occurs in what will be trained on, int64 [rows] by table.
     """
 
+    sample: float | None = None  # the share of the training batches to count for that; None: the data set's own counts
+
     def __init__(
         self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
     ) -> None:

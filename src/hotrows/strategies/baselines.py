@@ -23,3 +23,12 @@ class DeviceStrategy(Strategy):
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
         # a batch's rows are sorted while earlier ones train
         return lookahead(loader, bags, self.cache.depth, self.cache.depth + 3)
+
+
+class HostStrategy(DeviceStrategy):
+    """Rows and their optimizer on the CPU, whatever the device of the model: the floor."""
+
+    def make_bags(
+        self, tables: Sequence[Table], dim: int, optimizer: RowOptimizer, device: torch.device, seed: int
+    ) -> EmbeddingBagCollection:
+        return super().make_bags(tables, dim, optimizer, torch.device("cpu"), seed)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hotrows.strategies.base import CacheSettings
+from hotrows.strategies.freqcache import FreqCacheOptions
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ class RunConfig:
     strategy: str = "lookahead"
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheSettings = field(default_factory=CacheSettings)
+    freqcache: FreqCacheOptions = field(default_factory=FreqCacheOptions)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     dense_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

@@ -78,6 +78,8 @@ class GraphedStep(Generic[B, T]):
         self._training: Any = None
         if bags.device.type != "cuda":
             self.reason = f"the bags are on {bags.device}"
+        elif any(group.mover.waits for group in bags.groups):
+            self.reason = "the host waits for the device to move rows"
 
     def __call__(self, batch: B) -> T:
         if self._bags.device.type != "cuda":

@@ -5,18 +5,21 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import hotrows
 from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.schema import DataSet, Schema
 from hotrows.models import make_model
 from hotrows.optim import make_optimizer
+from hotrows.profile.sampled import sampled_counts
 from hotrows.stores.memory import available_host_memory, readable, require_memory
 from hotrows.strategies import Strategy, make_strategy
 from hotrows.table import Table
@@ -44,7 +47,7 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     if config.train.precision != "fp32" and device.type == "cpu":
         raise ValueError(f"train.precision is {config.train.precision!r}, which is for CUDA: use fp32 on a CPU")
     data = open_dataset(config.data)
-    strategy.counts = data.counts
+    strategy.counts = counts_for(strategy.sample, data, config)
     directory = _make_directory(config)
     parts = build(config, data.schema, device, strategy)
     _write(directory / "config.json", config.to_json())
@@ -72,6 +75,13 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
 def strategy_of(config: RunConfig) -> Strategy:
     """The configured strategy, with its own section of the run file where it has one."""
     return make_strategy(config.strategy, config.cache, getattr(config, config.strategy, None))
+
+
+def counts_for(sample: float | None, data: DataSet, config: RunConfig) -> Callable[[], dict[str, Tensor]]:
+    """How often ids occur in what will be trained on: as the data set knows, or on a sample of its batches."""
+    if sample is None:
+        return data.counts
+    return lambda: sampled_counts(data, sample, config.train.batch_size, config.seed)
 
 
 def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Strategy) -> Parts:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from hotrows.batch import Batch
+from hotrows.batch import Batch, Jagged
 from hotrows.cache.stats import Stats
 from hotrows.data.read_ahead import read_ahead
 from hotrows.data.schema import DataSet, Loader
@@ -152,7 +152,7 @@ class Trainer:
         parts.bags.train()
         dense, label = (part.to(parts.device, non_blocking=True) for part in (batch.dense, batch.label))
         with self._timeline.span("forward"):
-            embedded = parts.bags(batch.ids)
+            embedded = embed(parts, batch.ids)
             with self._precision():
                 logits = parts.model(dense, embedded)
             loss = binary_cross_entropy_with_logits(logits.float(), label)
@@ -178,6 +178,14 @@ class Trainer:
             observer.trained(record)
 
 
+def embed(parts: Parts, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
+    """Pooled rows where the model is, which need not be where the rows are; gradients go back the same way."""
+    pooled: Tensor | tuple[Tensor, ...] = parts.bags(ids)
+    if isinstance(pooled, tuple):
+        return tuple(part.to(parts.device) for part in pooled)
+    return pooled.to(parts.device)
+
+
 def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[object]) -> dict[str, float] | None:
     """Metrics over all batches of a loader; changes nothing."""
     metrics = ClickMetrics()
@@ -187,7 +195,7 @@ def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[obj
     try:
         with torch.no_grad(), precision:
             for batch in loader:
-                metrics.add(parts.model(batch.dense.to(parts.device), parts.bags(batch.ids)), batch.label)
+                metrics.add(parts.model(batch.dense.to(parts.device), embed(parts, batch.ids)), batch.label)
     finally:
         parts.bags.train(was_training)
     return metrics.result()

@@ -20,6 +20,9 @@ class Frequency(Policy):
     def check(self, num_rows: int) -> None:
         self.ranking.check(num_rows)
 
+    def renumber(self, row_of: Tensor) -> None:
+        self.ranking.renumber(row_of)
+
     def bind(self, slots: Slots) -> None:
         super().bind(slots)
         self.ranking.move_to(slots.device)

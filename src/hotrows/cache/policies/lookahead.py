@@ -33,6 +33,10 @@ class Lookahead(Policy):
         if self._ranking is not None:
             self._ranking.check(num_rows)
 
+    def renumber(self, row_of: Tensor) -> None:
+        if self._ranking is not None:
+            self._ranking.renumber(row_of)
+
     def bind(self, slots: Slots) -> None:
         super().bind(slots)
         if self._ranking is not None:

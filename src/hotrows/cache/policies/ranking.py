@@ -33,6 +33,13 @@ class Ranking:
         """Tables begin at these rows, int64 [T], ascending."""
         self._first_rows = first_rows
 
+    def renumber(self, row_of: Tensor) -> None:
+        """What was row r is row_of[r] now."""
+        if self.place is not None:
+            place = torch.empty_like(self.place)
+            place[row_of.long()] = self.place
+            self.place = place
+
     def move_to(self, device: torch.device) -> None:
         self.place = None if self.place is None else self.place.to(device)
         self._first_rows = None if self._first_rows is None else self._first_rows.to(device)
