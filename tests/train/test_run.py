@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hotrows.models import MODELS
+from hotrows.strategies import STRATEGIES
 from hotrows.train.config import RunConfig, from_dict
 from hotrows.train.run import Run, evaluate_run, run
 
@@ -40,6 +41,16 @@ def test_the_same_in_every_digit_whatever_the_cache(tmp_path: Path, optimizer: s
     for size in ("100%", "5%", 2000):
         cached = train(tmp_path / f"cached{size}", cache={"size": size}, **changes)
         assert measured(cached) == measured(whole)
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"device", "host"}))
+def test_every_strategy_with_a_cache_gives_the_same(tmp_path: Path, strategy: str, device: torch.device) -> None:
+    """`host` is not among them: on a GPU machine its rows are updated by another processor."""
+    whole = train(tmp_path / "whole", strategy="device", device=device.type)
+    cached = train(tmp_path / "cached", strategy=strategy, cache={"size": "5%"}, device=device.type)
+    assert measured(cached) == measured(whole)
+    assert cached.summary["cache"]["evictions"] > 0
+    assert evaluate_run(cached.directory)["test"] == cached.summary["test"]
 
 
 @pytest.mark.parametrize("model", sorted(set(MODELS) - {name for name in MODELS if name.startswith("dlrm:")}))
@@ -127,7 +138,7 @@ def test_bad_runs_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="exists and is not empty"):
         train(tmp_path / "full")
     for changes, message in [
-        ({"strategy": "magic"}, "strategy is 'magic': known are device, lookahead"),
+        ({"strategy": "magic"}, "strategy is 'magic': known are device, freqcache"),
         ({"data": "synthetic:nothing"}, "nothing"),
         ({"train": {"precision": "bf16"}}, "precision is 'bf16', which is for CUDA"),
     ]:

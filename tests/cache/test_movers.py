@@ -1,0 +1,92 @@
+"""Ways to move rows: the same rows get to the same places, in blocks of bounded size."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+import hotrows
+from hotrows.cache.movers import BlockTransmitter, ZeroCopy
+from hotrows.ops.rows import NO_ROW
+from hotrows.stores import RamStore, RecordLayout
+
+LAYOUT = RecordLayout(6)
+
+
+def moves(device: torch.device) -> tuple[RamStore, Tensor, tuple[Tensor, ...]]:
+    """20 of 30 places are moves: rows 0 … 6 leave, rows 40 … 51 come, some do both, some neither."""
+    store = RamStore([hotrows.Table("t", 60)], LAYOUT, device, seed=0)
+    cache = torch.arange(30.0 * LAYOUT.words).reshape(30, -1).to(device)
+    slots = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    rows_out, rows_in = torch.full((30,), NO_ROW), torch.full((30,), NO_ROW)
+    rows_out[:7] = torch.arange(7)
+    rows_in[4:16] = torch.arange(40, 52)
+    rows_out[25], rows_in[26] = 59, 58  # beyond the moves that count
+    num = torch.tensor([20], dtype=torch.int32)
+    return store, cache, tuple(part.to(device) for part in (slots.int(), rows_out, rows_in, num))
+
+
+@pytest.mark.parametrize(("buffer_rows", "passes"), [(1, 7 + 12), (5, 2 + 3), (7, 1 + 2), (1000, 1 + 1)])
+def test_several_passes_are_as_one(buffer_rows: int, passes: int, device: torch.device) -> None:
+    expected_store, expected_cache, arguments = moves(device)
+    ZeroCopy().move(expected_store, expected_cache, *arguments)
+    store, cache, arguments = moves(device)
+    mover = BlockTransmitter(buffer_rows)
+    mover.move(store, cache, *arguments)
+    assert torch.equal(cache.cpu(), expected_cache.cpu())
+    assert torch.equal(store.view(0, 60), expected_store.view(0, 60))
+    assert mover.passes == passes
+    assert (mover.bytes_out, mover.bytes_in) == (7 * LAYOUT.num_bytes, 12 * LAYOUT.num_bytes)
+
+
+def test_nothing_to_move() -> None:
+    store, cache, (slots, rows_out, rows_in, num) = moves(torch.device("cpu"))
+    mover = BlockTransmitter(5)
+    mover.move(store, cache, slots, rows_out, rows_in, torch.zeros_like(num))
+    assert (mover.passes, mover.bytes_in, mover.bytes_out) == (0, 0, 0)
+
+
+def trained(mover: BlockTransmitter | None, cache: int, device: torch.device) -> hotrows.EmbeddingBagCollection:
+    bags = hotrows.EmbeddingBagCollection(
+        [hotrows.Table("a", 100), hotrows.Table("b", 40, dim=8)], 4, cache=cache, device=device,
+        optimizer=hotrows.optim.Adagrad(lr=0.1), mover=mover,
+    )  # fmt: skip
+    random = torch.Generator().manual_seed(0)
+    data = [torch.stack([torch.randint(n, (20,), generator=random) for n in (100, 40)], 1) for _ in range(10)]
+    for ids in hotrows.lookahead(data, bags, depth=2, window=5, ids=lambda ids: ids):
+        sum(part.square().sum() for part in bags(ids)).backward()
+    bags.flush()
+    return bags
+
+
+@pytest.mark.parametrize("cache", [60, 8], ids=["evicting", "overflowing"])
+def test_every_move_of_a_group_goes_through_its_mover(cache: int, device: torch.device) -> None:
+    expected, bags = trained(None, cache, device), trained(BlockTransmitter(3), cache, device)
+    for name in ("a", "b"):
+        assert torch.equal(bags.weight(name), expected.weight(name))
+    stats, movers = bags.stats(), [group.mover for group in bags.groups]
+    assert stats.evictions > 0
+    assert sum(mover.bytes_in for mover in movers) == stats.bytes_in
+    assert sum(mover.bytes_out for mover in movers) == stats.bytes_out
+    assert all(mover.passes >= mover.bytes_in // (3 * group.store.layout.num_bytes) for mover, group in zip(
+        movers, bags.groups, strict=True
+    ))  # fmt: skip
+
+
+def test_buffers_are_bounded_and_each_group_has_its_own() -> None:
+    mover = BlockTransmitter(3)
+    bags = trained(mover, 60, torch.device("cpu"))
+    for group in bags.groups:
+        assert group.mover is not mover
+        assert group.mover._on_host.shape == group.mover._on_device.shape == (3, group.store.layout.words)
+    assert copy.deepcopy(bags).groups[0].mover.buffer_rows == 3
+    with pytest.raises(ValueError, match="buffer_rows is 0"):
+        BlockTransmitter(0)
+
+
+@pytest.mark.gpu
+def test_steps_of_a_mover_that_waits_are_not_recorded() -> None:
+    bags = trained(BlockTransmitter(), 60, torch.device("cuda"))
+    assert bags.groups[0].ring is None
+    assert hotrows.graphed(lambda ids: bags(ids)[0], bags).reason == "the host waits for the device to move rows"

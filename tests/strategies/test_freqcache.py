@@ -1,0 +1,141 @@
+"""FreqCache: who is in the cache, and when."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hotrows
+from hotrows.batch import Batch
+from hotrows.data.dataset import open_dataset
+from hotrows.profile.sampled import sampled_counts
+from hotrows.strategies.base import CacheSettings
+from hotrows.strategies.freqcache import FreqCacheOptions, FreqCacheStrategy
+from hotrows.train.config import RunConfig, from_dict
+from hotrows.train.run import counts_for, run, strategy_of
+
+TABLES = [hotrows.Table("a", 70), hotrows.Table("b", 130)]
+
+
+def counts() -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(2)
+    return {table.name: torch.randint(0, 1000, (table.num_rows,), generator=random) for table in TABLES}
+
+
+def make(
+    size: int, options: FreqCacheOptions | None = None, device: str = "cpu"
+) -> tuple[FreqCacheStrategy, hotrows.EmbeddingBagCollection]:
+    strategy = FreqCacheStrategy(CacheSettings(size=size), options, counts)
+    return strategy, strategy.make_bags(TABLES, 4, hotrows.optim.SGD(lr=0.1), torch.device(device), 0)
+
+
+def ranks() -> Tensor:
+    """The place of every row, table after table, from hot to cold."""
+    return torch.argsort(torch.argsort(torch.cat(list(counts().values())), descending=True, stable=True))
+
+
+def cached(bags: hotrows.EmbeddingBagCollection) -> set[int]:
+    """The ranks in the cache, which are the rows of the store."""
+    return set(bags.groups[0].cached_rows().tolist())
+
+
+def batches(num: int, size: int) -> list[Batch]:
+    random = torch.Generator().manual_seed(4)
+    ids = [torch.stack([torch.randint(n, (size,), generator=random) for n in (70, 130)], 1) for _ in range(num)]
+    return [Batch(torch.empty(0), each, torch.empty(0)) for each in ids]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.7, 1.0])
+def test_the_hottest_rows_are_there_before_training(ratio: float, device: torch.device) -> None:
+    _, bags = make(110, FreqCacheOptions(warmup_ratio=ratio), device.type)
+    num = round(ratio * 110)
+    assert cached(bags) == set(range(num))
+    hottest = set((ranks() < num).nonzero().flatten().tolist())
+    assert bags.cached_rows() == {"a": sum(row < 70 for row in hottest), "b": sum(row >= 70 for row in hottest)}
+    stats = bags.stats()
+    assert stats.bytes_in == num * bags.groups[0].store.layout.num_bytes
+    assert (stats.batches, stats.lookups, stats.misses, stats.on_the_spot) == (0, 0, 0, 0)
+    assert not bags.groups[0].planner.slots.pinned.any()
+
+
+def test_seven_tenths_are_the_default() -> None:
+    _, bags = make(50)
+    assert cached(bags) == set(range(35))
+
+
+def test_victims_are_the_coldest_that_the_batch_does_not_need(device: torch.device) -> None:
+    """The cache after every batch is that of the published algorithm, in plain Python."""
+    strategy, bags = make(60, device=device.type)
+    expected = set(range(42))
+    place = ranks().tolist()
+    num_evicted = 0
+    for batch in strategy.batches(batches(30, 14), bags):
+        needed = {place[int(id) + first] for column, first in ((0, 0), (1, 70)) for id in batch.ids[:, column]}
+        missing = needed - expected
+        room = 60 - len(expected)
+        victims = sorted(expected - needed, reverse=True)[: max(0, len(missing) - room)]
+        expected = expected - set(victims) | missing
+        num_evicted += len(victims)
+        bags(batch.ids).sum().backward()
+        assert cached(bags) == expected
+    assert bags.stats().evictions == num_evicted > 100
+
+
+def test_it_is_synchronous_and_moves_blocks() -> None:
+    strategy, bags = make(60, FreqCacheOptions(buffer_rows=4))
+    data = batches(5, 14)
+    for number, batch in enumerate(strategy.batches(iter(data), bags), start=1):
+        bags(batch.ids).sum().backward()
+        assert bags.stats().batches == bags.stats().on_the_spot == number
+    mover = bags.groups[0].mover
+    assert mover.buffer_rows == 4
+    assert mover.bytes_in == bags.stats().bytes_in
+    assert mover.passes >= math.ceil(mover.bytes_in / bags.groups[0].store.layout.num_bytes / 4)
+
+
+@pytest.mark.parametrize(
+    ("make_options", "message"),
+    [
+        (lambda: FreqCacheOptions(warmup_ratio=1.1), "freqcache.warmup_ratio is 1.1, it must be from 0 to 1"),
+        (lambda: FreqCacheOptions(buffer_rows=0), "freqcache.buffer_rows is 0, it must be 1 or more"),
+        (lambda: FreqCacheOptions(sample=0.0), "freqcache.sample is 0.0"),
+        (lambda: from_dict(RunConfig, {"freqcache": {"sample": 2}}, "test"), "freqcache.sample is 2.0"),
+    ],
+)
+def test_options_that_cannot_be(make_options: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_options()
+
+
+def test_without_counts_there_is_no_order() -> None:
+    with pytest.raises(ValueError, match="'freqcache' orders rows by frequency: give it counts"):
+        FreqCacheStrategy(CacheSettings()).make_bags(TABLES, 4, hotrows.optim.SGD(lr=0.1), torch.device("cpu"), 0)
+
+
+def test_a_run_file_sets_the_options_and_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {
+        "data": "synthetic:criteo-kaggle?scale=0.0005&samples=3000", "device": "cpu", "strategy": "freqcache",
+        "out": str(tmp_path / "run"), "model": {"name": "dlrm:rmc2", "dim": 4}, "cache": {"size": "10%"},
+        "freqcache": {"warmup_ratio": 0.5, "buffer_rows": 64, "sample": 0.2}, "train": {"batch_size": 128},
+    }  # fmt: skip
+    config = from_dict(RunConfig, content, "test")
+    strategy = strategy_of(config)
+    assert strategy.options == FreqCacheOptions(0.5, 64, 0.2)
+    data = open_dataset(config.data)
+    found = counts_for(strategy.sample, data, config)()
+    expected = sampled_counts(data, 0.2, 128, config.seed)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert counts_for(None, data, config) == data.counts
+    asked = []
+
+    def noted(*arguments: Any) -> dict[str, Tensor]:
+        asked.append(arguments[1:])
+        return sampled_counts(*arguments)
+
+    monkeypatch.setattr("hotrows.train.run.sampled_counts", noted)
+    assert run(config, progress=False).summary["cache"]["hit_rate"] > 0.1
+    assert asked == [(0.2, 128, config.seed)]
