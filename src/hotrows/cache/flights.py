@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hotrows.cache.early_reads import EarlyRead
 from hotrows.cache.lanes import Mark
 from hotrows.cache.late import LateBad, LateNumbers
 from hotrows.cache.planner import Counts, Placing, Plan
@@ -84,6 +85,7 @@ class Flight:
     seat: int | None = None  # in the ring
     holds: int = 1
     landed: bool = False
+    early: EarlyRead | None = None  # what its batch reads in place of the records
 
     @property
     def named_rows(self) -> Tensor:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hotrows.cache.early_reads import EarlyRead, EarlyReads
 from hotrows.cache.flights import Announcement, Contribution, Flight, LookupGrads, Request, Rows
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Lane, Mark, caller_mark, make_lanes, writable_state
@@ -85,6 +86,7 @@ class RowGroup:
         self._record_bytes = layout.num_bytes
         self.uses_ring = self.device.type == "cuda" and not self.mover.waits and self.numbering is None
         self.ring: Ring | None = None
+        self.early_reads: EarlyReads | None = None
         self._ahead = (0, 1)  # depth and window of the loop that looks ahead
         self._placed: dict[int, Request] = {}  # place → who is in it
         self._seated: dict[int, Flight] = {}  # seat → who was last in it
@@ -429,17 +431,50 @@ class RowGroup:
         """Block the host until every queued move is done and nothing in the caller's lane uses the cache."""
         self._submit_move(_do_nothing, (caller_mark(self.device), self._planned)).wait()
 
+    # -- early reads ----------------------------------------------------------------------------------------------
+
+    def read_rows_early(self) -> None:
+        """From now on let batches that are looked ahead be read when their rows are fetched; see `EarlyReads`."""
+        if not self.is_resident:
+            self.early_reads = EarlyReads(self.device)
+            self.uses_ring = False  # a recorded step has no place for the waits between reads and updates
+
+    def read_early(self, flight: Flight) -> None:
+        """Read the rows of the next batch, behind its moves and all updates so far; the next update waits for it."""
+        if self.early_reads is None or flight.early is not None:
+            return
+        assert flight.moved is not None
+        slots, cache, dim = flight.plan.row_slots, self.cache, self.dim
+        with writable_state():
+            values = torch.empty(slots.numel(), dim, device=self.device)
+
+        def work() -> None:
+            values.copy_(cache[slots.clamp(min=0), :dim])
+
+        flight.early = EarlyRead(values)
+        flight.moved = self.early_reads.last = self._submit_move(work, (caller_mark(self.device), flight.moved))
+
     # -- training -----------------------------------------------------------------------------------------------
 
     def acquire(self, flight: Flight) -> Plan:
         """Let the caller's lane wait until the rows of a plan are there."""
         assert flight.moved is not None
-        late, start = not flight.moved.passed(), time.perf_counter()
-        flight.moved.hold_caller()
+        self._hold_caller(flight.moved)
+        return flight.plan
+
+    def _hold_caller(self, mark: Mark) -> None:
+        late, start = not mark.passed(), time.perf_counter()
+        mark.hold_caller()
         if late:
             self.stats.stalls += 1
             self.stats.stall_seconds += time.perf_counter() - start
-        return flight.plan
+
+    def values_to_train(self, flight: Flight) -> tuple[Tensor, Tensor]:
+        """Where a forward pass finds its rows: values [·, ≥ D], and for every lookup which of them, int32 [N]."""
+        if flight.early is None or self.early_reads is None:
+            return self.cache, flight.plan.slots
+        self.early_reads.count(flight.early, self.cache, flight.plan.row_slots)
+        return flight.early.values, flight.plan.distinct.inverse
 
     def hold(self, flight: Flight) -> None:
         flight.holds += 1
@@ -469,6 +504,8 @@ class RowGroup:
 
     def update(self, flight: Flight, grads: LookupGrads) -> None:
         """Apply one optimizer step to the rows of a plan, in the caller's lane."""
+        if self.early_reads is not None and self.early_reads.last is not None:
+            self._hold_caller(self.early_reads.last)
         self.apply(flight.plan, grads, self.next_step())
         if flight.counts is not None and flight.counts.overflow > 0:
             self._write_back_overflow(flight)
@@ -535,6 +572,8 @@ class RowGroup:
         """Read every row of the cache again from the store, after the store was written from outside."""
         self._move_all_slots(out=False)
         self.planner.batch += 1  # copies in the overflow buffer are no longer the latest
+        for flight in self._flights.values():
+            flight.early = None  # what was read before is not a record's value of any time
 
     def _move_all_slots(self, out: bool) -> None:
         self._settle_all()
@@ -627,6 +666,8 @@ class RowGroup:
     def totals(self) -> Stats:
         """The stats, with everything queued so far counted in."""
         self._settle_all()
+        if self.early_reads is not None:
+            self.stats.stale = self.early_reads.num_stale()
         return self.stats
 
     def abandon(self, flight: Flight) -> None:

@@ -49,6 +49,8 @@ class Pipeline:
         self._group.flush_announcement()
         entry = self._coming.popleft()
         self._current = entry.request, entry.flight
+        if self._coming and self._coming[0].flight is not None and self._coming[0].seen:
+            self._group.read_early(self._coming[0].flight)
         return self._current
 
     def finish(self) -> None:

@@ -19,6 +19,7 @@ class Stats:
     shrinks: int = 0  # plans put off because the batches in flight left no room
     on_the_spot: int = 0  # batches that were not looked ahead
     read_rows: int = 0  # distinct rows read without training (eval, no_grad)
+    stale: int = 0  # rows a batch read early that were updated before it trained (`cache.early_reads`)
     stalls: int = 0  # batches whose rows were not there when they were wanted
     stall_seconds: float = 0.0  # on the CPU; a GPU's host does not wait
 
@@ -26,6 +27,11 @@ class Stats:
     def hit_rate(self) -> float:
         """Share of the distinct rows that were found in the cache."""
         return self.hits / self.unique if self.unique else 0.0
+
+    @property
+    def stale_share(self) -> float:
+        """Share of the distinct rows whose value was out of date when a batch trained on it."""
+        return self.stale / self.unique if self.unique else 0.0
 
     def __getitem__(self, name: str) -> float:
         value: float = getattr(self, name)

@@ -87,7 +87,9 @@ def train(
     data: Annotated[str | None, typer.Option(help="A prepared directory, or synthetic:criteo-kaggle.")] = None,
     model: Annotated[str | None, typer.Option(help="dlrm, dlrm:freqcache, wide-deep, deepfm, dcn, dcn-v2, …")] = None,
     dim: Annotated[int | None, typer.Option(help="Width of the embedding rows.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="lookahead, freqcache; device, host: all rows there.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="lookahead, freqcache, heca; device, host: all rows there.")
+    ] = None,
     cache: Annotated[str | None, typer.Option(help="Rows on the device: 500000, 1.5% or 2GB.")] = None,
     policy: Annotated[str | None, typer.Option(help="Who stays: lookahead, lru, lfu, frequency, random.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Of the rows: sgd, adagrad, row-wise-adagrad, adam.")] = None,

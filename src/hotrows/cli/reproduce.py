@@ -99,7 +99,7 @@ def _show(experiment: "Experiment", bench: "Bench", result: "Result", directory:
     say = wide.print
     say(f"\n[bold]{experiment.title}[/bold]")
     said = ", ".join(f"{key} {value}" for key, value in result.settings.items())
-    say(f"{bench.scale.name} scale, {bench.scale.said()}" + (f"; {said}" if said else ""), style="bright_black")
+    say(f"{bench.scale.name} scale, {experiment.sizes(bench)}" + (f"; {said}" if said else ""), style="bright_black")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in result.columns:
         words = any(isinstance(row[column.key], str) for row in result.rows)
@@ -126,7 +126,7 @@ def _show_list(papers: "dict[str, Paper]", as_json: bool) -> None:
         console.print(f"[bold]{name}[/bold]  {paper.title}")
         table = Table(box=None, show_header=False, pad_edge=False)
         for each in paper.experiments:
-            table.add_row(" ".join((f"  {each.name}", *each.also)), each.title, each.about)
+            table.add_row(f"  {each.name}", f"{each.title}. {each.about}")
         console.print(table)
     if as_json:
         names = {

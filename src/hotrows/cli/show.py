@@ -1,5 +1,6 @@
 """What people see: progress, tables, and where things were written."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -67,10 +68,22 @@ def show_run(run: "Run") -> None:
     share = f"{cache['slots_share']:.2%}"
     table.add_row("rows on the device", f"{cache['rows']:,} of {summary['num_rows']:,} ({share})")
     table.add_row("hit rate", f"{cache['hit_rate']:.1%} of the distinct rows of a batch were there already")
+    for name, text in _strategy_rows(summary.get("strategy_outcome", {})):
+        table.add_row(name, text)
     table.add_row("moved", f"{readable(cache['bytes_in'])} in, {readable(cache['bytes_out'])} out")
     table.add_row("memory", f"{readable(summary['device_memory'])} device, {readable(summary['host_memory'])} host")
     table.add_row("report", str(run.directory / "report.html"))
     Console().print(table)
+
+
+def _strategy_rows(outcome: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if "hot_rows" in outcome:
+        yield "hot rows", f"{outcome['hot_rows']:,}, never evicted ({outcome['hot_share_of_accesses']:.1%} of accesses)"
+    if "stale_share" in outcome:
+        yield "stale reads", f"{outcome['stale_share']:.1%} of {outcome['reads']:,} rows read were one update old"
+    if "stages_ms" in outcome:
+        times = ", ".join(f"{name} {ms:.2f}" for name, ms in outcome["stages_ms"].items())
+        yield "stages, ms", times
 
 
 def _pairs() -> Table:

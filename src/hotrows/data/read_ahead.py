@@ -3,11 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import count, islice
 from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_END = object()
 
 
 def read_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
@@ -25,3 +27,12 @@ def read_ahead(function: Callable[[Item], Result], items: Iterable[Item], thread
             yield result
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def iterate_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """The same items, each taken from where they come in a thread, two of them ahead."""
+    source = iter(items)
+    for item in read_ahead(lambda _: next(source, _END), count(), 1):
+        if item is _END:
+            return
+        yield item  # type: ignore[misc]

@@ -11,9 +11,11 @@ from hotrows.cache.flights import Rows
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.movers import Mover
 from hotrows.cache.policies import Policy
+from hotrows.nn.deduplicated import Deduplicated, split_by_table
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
 from hotrows.nn.module import CachedModule
 from hotrows.nn.tables import TableSet
+from hotrows.ops.distinct import distinct
 from hotrows.optim import RowOptimizer
 from hotrows.stores.memory import available_host_memory, require_memory
 from hotrows.stores.row_order import RowOrder
@@ -104,6 +106,24 @@ class EmbeddingBagCollection(CachedModule):
     def pin(self, name: str, ids: Tensor) -> None:
         """Bring the rows of these ids into the cache and keep them there."""
         self._pin(name, ids)
+
+    def deduplicate(self, ids: Tensor | Jagged | None = None) -> dict[str, Deduplicated]:
+        """The distinct ids of each table in a batch, and where each lookup finds its own, as planning finds them.
+
+        Without ids, of the batch whose turn it is in `hotrows.lookahead`.
+        """
+        if ids is not None:
+            found = [distinct(part.make().rows) for part in self._lookups(ids)]
+            shape = None if isinstance(ids, Jagged) else ids.shape
+        elif self.current is not None:
+            found = [request.distinct for request in self.current.requests]
+            shape = self.current.ids[0].shape if len(self.current.ids) == len(self.groups) else None
+        else:
+            raise ValueError("there is no batch whose turn it is: give the ids of one, or call this within lookahead()")
+        by_table: dict[str, Deduplicated] = {}
+        for tables, unique in zip(self._sets, found, strict=True):
+            by_table |= split_by_table(tables, unique, shape)
+        return {table.name: by_table[table.name] for table in self.tables}
 
     def to_embedding_bags(self) -> dict[str, torch.nn.EmbeddingBag]:
         """The same tables as plain PyTorch modules on the CPU, where they fit."""

@@ -30,7 +30,8 @@ class PooledRows(torch.autograd.Function):
         updates: Updates | RecordedUpdates | None,
     ) -> Tensor:
         plan = flight.plan
-        pooled, winner = pool(group.cache, plan.slots, offsets, weights, group.dim, mode)
+        values, slots = (group.cache, plan.slots) if updates is None else group.values_to_train(flight)
+        pooled, winner = pool(values, slots, offsets, weights, group.dim, mode)
         ctx.group, ctx.flight, ctx.updates = group, flight, updates
         ctx.opened = None if updates is None else updates.open(flight)
         ctx.winner = winner
@@ -40,7 +41,7 @@ class PooledRows(torch.autograd.Function):
             if mode == "mean":
                 ctx.scale = _share(plan.slots, ctx.bag_of, offsets.numel() - 1)
         # the rows as they are now, for the gradient of the weights: they may have been updated by then
-        ctx.rows = _gather(group.cache, plan.slots, group.dim) if ctx.needs_input_grad[1] else None
+        ctx.rows = _gather(values, slots, group.dim) if ctx.needs_input_grad[1] else None
         return pooled
 
     @staticmethod

@@ -254,6 +254,10 @@ class CachedModule(nn.Module):
     def groups(self) -> list[RowGroup]:
         return [tables.group for tables in self._sets]
 
+    def group_of(self, name: str) -> RowGroup:
+        """The group that holds the rows of a table."""
+        return self._set_of[self._table(name).name].group
+
     # -- whole tables ---------------------------------------------------------------------------------------------
 
     def flush(self) -> None:

@@ -15,7 +15,7 @@ from hotrows.data.shapes import SHAPES
 from hotrows.reproduce.kept import KeptDataSet
 from hotrows.reproduce.scale import Scale
 from hotrows.train.config import RunConfig
-from hotrows.train.run import build, choose_device, strategy_of, summarize
+from hotrows.train.run import build, choose_device, inform, strategy_of, summarize
 from hotrows.train.timeline import Timeline
 from hotrows.train.trainer import Trainer
 
@@ -113,13 +113,14 @@ class Bench:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
         strategy = strategy_of(config)
-        strategy.counts = data.counts
+        inform(strategy, data, config)
         parts = build(config, data.schema, device, strategy)
         records = _Records(lambda done: self.progress(what, done))
         outcome = Trainer(config, data, parts, strategy, [records], Timeline()).train()
         if outcome.interrupted:
             raise KeyboardInterrupt
-        return Trained(summarize(config, parts, outcome), records.found)
+        summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
+        return Trained(summary, records.found)
 
 
 class _Records:

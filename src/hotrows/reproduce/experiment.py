@@ -81,6 +81,7 @@ class Experiment:
     Args:
         name: such as "fig9"; `also` are other names for it.
         about: a sentence for the list of all experiments.
+        trains: whether it trains, which small scales do with less; one that only counts has the paper's size always.
     """
 
     name: str
@@ -89,6 +90,11 @@ class Experiment:
     run: Callable[[Bench], Result]
     draw: Callable[["Figure", Result], None]
     also: tuple[str, ...] = ()
+    trains: bool = True
+
+    def sizes(self, bench: Bench) -> str:
+        """What is smaller than in the paper, in words."""
+        return bench.scale.said() if self.trains else "the paper's sizes"
 
 
 def number(value: object) -> float:

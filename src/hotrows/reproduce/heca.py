@@ -103,11 +103,25 @@ def draw_fig_9(figure: "Figure", result: Result) -> None:
 
 
 EXPERIMENTS = (
-    Experiment("fig1", "Fig 1: how often ids are used", "The share of ids that gets 90% of accesses.", fig_1, draw_use),
+    Experiment(
+        "fig1",
+        "Fig 1: how often ids are used",
+        "The share of ids that gets 90% of accesses.",
+        fig_1,
+        draw_use,
+        trains=False,
+    ),
     FIG_6,
     FIG_7,
     FIG_8,
-    Experiment("fig9", "Fig 9: duplicates in a batch", "What deduplication (DSF) keeps of a batch.", fig_9, draw_fig_9),
+    Experiment(
+        "fig9",
+        "Fig 9: duplicates in a batch",
+        "What deduplication (DSF) keeps of a batch.",
+        fig_9,
+        draw_fig_9,
+        trains=False,
+    ),
     FIG_10,
     FIG_11,
 )

@@ -48,13 +48,17 @@ class KeptDataSet:
         world_size: int = 1,
         drop_last: bool = False,
     ) -> Loader:
-        assert not shuffle
-        assert world_size == 1
-        return KeptLoader(self._splits[split], batch_size)
+        assert world_size == 1, "experiments run on one device"
+        samples = self._splits[split]
+        if shuffle:
+            assert isinstance(samples.ids, Tensor)
+            order = torch.randperm(samples.label.shape[0], generator=torch.Generator().manual_seed(seed))
+            samples = Batch(samples.dense[order], samples.ids[order], samples.label[order])
+        return KeptLoader(samples, batch_size)
 
 
 class KeptLoader:
-    """The batches of a kept split, in its order."""
+    """The batches of kept samples, in their order."""
 
     def __init__(self, samples: Batch, batch_size: int) -> None:
         self._samples = samples

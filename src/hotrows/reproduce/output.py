@@ -26,7 +26,7 @@ def describe(paper: str, experiment: Experiment, bench: Bench, result: Result) -
         "figure": experiment.name,
         "title": experiment.title,
         "scale": bench.scale.name,
-        "scaled": bench.scale.said(),
+        "sizes": experiment.sizes(bench),
         "environment": environment(bench),
         "settings": result.settings,
         "columns": [dataclasses.asdict(column) for column in result.columns],
@@ -48,7 +48,7 @@ def write(directory: Path, paper: str, experiment: Experiment, bench: Bench, res
     if result.curves:
         _write_curves(directory / f"{experiment.name}-curves.csv", result.curves)
     stem.with_suffix(".json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    plot(stem.with_suffix(".png"), experiment, result, f"{found['environment']['hardware']}, {bench.scale.said()}")
+    plot(stem.with_suffix(".png"), experiment, result, f"{found['environment']['hardware']}, {experiment.sizes(bench)}")
     return found
 
 

@@ -9,12 +9,14 @@ from hotrows.strategies.base import CacheSettings
 from hotrows.strategies.base import Strategy as Strategy
 from hotrows.strategies.baselines import DeviceStrategy, HostStrategy
 from hotrows.strategies.freqcache import FreqCacheStrategy
+from hotrows.strategies.heca import HecaStrategy
 from hotrows.strategies.lookahead import LookaheadStrategy
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "lookahead": LookaheadStrategy,
     "freqcache": FreqCacheStrategy,
     "device": DeviceStrategy,
+    "heca": HecaStrategy,
     "host": HostStrategy,
 }
 

@@ -41,6 +41,8 @@ class Strategy(ABC):
         self.cache = cache
         self.options = options
         self.counts = counts
+        # the same from a random share of it only: (share, seed) → counts
+        self.sampled_counts: Callable[[float, int], dict[str, Tensor]] | None = None
 
     @abstractmethod
     def make_bags(
@@ -51,3 +53,7 @@ class Strategy(ABC):
     @abstractmethod
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
         """The batches to train on, in the order of the loader."""
+
+    def outcome(self, bags: EmbeddingBagCollection) -> dict[str, Any]:
+        """What it has to say of itself after a run, for the run's summary."""
+        return {}

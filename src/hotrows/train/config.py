@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hotrows.strategies.base import CacheSettings
 from hotrows.strategies.freqcache import FreqCacheOptions
+from hotrows.strategies.heca import HecaOptions
 
 T = TypeVar("T")
 
@@ -76,6 +77,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheSettings = field(default_factory=CacheSettings)
     freqcache: FreqCacheOptions = field(default_factory=FreqCacheOptions)
+    heca: HecaOptions = field(default_factory=HecaOptions)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     dense_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.schema import DataSet, Schema
 from hotrows.models import make_model
 from hotrows.optim import make_optimizer
-from hotrows.profile.sampled import sampled_counts
+from hotrows.profile.sampled import sampled_counts as counts_of_batches
+from hotrows.profile.sampled_counts import sampled_counts
 from hotrows.stores.memory import available_host_memory, readable, require_memory
 from hotrows.strategies import Strategy, make_strategy
 from hotrows.table import Table
@@ -47,7 +49,7 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     if config.train.precision != "fp32" and device.type == "cpu":
         raise ValueError(f"train.precision is {config.train.precision!r}, which is for CUDA: use fp32 on a CPU")
     data = open_dataset(config.data)
-    strategy.counts = counts_for(strategy.sample, data, config)
+    inform(strategy, data, config)
     directory = _make_directory(config)
     parts = build(config, data.schema, device, strategy)
     _write(directory / "config.json", config.to_json())
@@ -59,7 +61,7 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     if progress:
         observers.append(ProgressBar())
     outcome = Trainer(config, data, parts, strategy, observers, timeline).train()
-    summary = summarize(config, parts, outcome)
+    summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
     _write(directory / "summary.json", summary)
     _write(directory / "cache.json", cache_contents(parts))
     if trace:
@@ -77,11 +79,17 @@ def strategy_of(config: RunConfig) -> Strategy:
     return make_strategy(config.strategy, config.cache, getattr(config, config.strategy, None))
 
 
+def inform(strategy: Strategy, data: DataSet, config: RunConfig) -> None:
+    """Let a strategy know what it may ask of the data that will be trained on."""
+    strategy.counts = counts_for(strategy.sample, data, config)
+    strategy.sampled_counts = partial(sampled_counts, data)
+
+
 def counts_for(sample: float | None, data: DataSet, config: RunConfig) -> Callable[[], dict[str, Tensor]]:
     """How often ids occur in what will be trained on: as the data set knows, or on a sample of its batches."""
     if sample is None:
         return data.counts
-    return lambda: sampled_counts(data, sample, config.train.batch_size, config.seed)
+    return lambda: counts_of_batches(data, sample, config.train.batch_size, config.seed)
 
 
 def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Strategy) -> Parts:

@@ -23,18 +23,23 @@ class Timeline:
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self._keep = keep
         self._start = time.perf_counter()
+        self._inner = _Inner()
         self._spans: list[tuple[str, str, float, float]] = []
 
     @contextmanager
     def span(self, name: str, stage: str | None = None) -> Iterator[None]:
-        """Time what is done inside; counted in a stage, if one is named."""
+        """Time what is done inside; counted in a stage, if one is named, without stages inside it in its thread."""
         begin = time.perf_counter()
+        around, self._inner.seconds = self._inner.seconds, 0.0
         try:
             yield
         finally:
             end = time.perf_counter()
+            inner, self._inner.seconds = self._inner.seconds, around
             if stage is not None:
-                self.seconds[stage] += end - begin
+                self.seconds[stage] += end - begin - inner
+                inner = end - begin
+            self._inner.seconds += inner
             if self._keep:
                 self._spans.append((name, threading.current_thread().name, begin, end))
 
@@ -73,6 +78,12 @@ class Timeline:
                 }
             )
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+class _Inner(threading.local):
+    """Seconds of the stages within the span that is open, in each thread."""
+
+    seconds = 0.0
 
 
 class _WatchedLane:

@@ -235,9 +235,8 @@ class _Log:
         before = self._stats
         unique = stats.unique - before.unique
         stages = {name: 1000 * (now - self._stages[name]) / num for name, now in self._timeline.seconds.items()}
-        # loading happens while the pipeline asks for batches, waiting while the step asks for rows
+        # waiting happens while the step asks for rows
         stages["wait"] = 1000 * (stats.stall_seconds - before.stall_seconds) / num
-        stages["plan"] = max(0.0, stages["plan"] - stages["load"])
         stages["train"] = max(0.0, stages["train"] - stages["wait"])
         record = {
             "kind": "train",

@@ -1,0 +1,128 @@
+"""What each stage of a pipeline takes: loading a batch, collecting its rows, training on it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+import torch
+
+from hotrows.cache.clock import Moment, Stopwatch, TimedLane, moment
+from hotrows.nn.module import CachedModule
+
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Mean seconds per batch: of each stage by itself, and of all together. On CUDA, of the device.
+
+    In a pipeline that overlaps, `wall` is close to the longest stage; without one it would be the sum.
+    """
+
+    batches: int
+    loader: float
+    collector: float  # planning and moving rows
+    trainer: float  # without waiting for rows
+    wall: float  # from the end of a batch to the end of the next
+
+    @property
+    def longest(self) -> float:
+        return max(self.loader, self.collector, self.trainer)
+
+    @property
+    def sum(self) -> float:
+        return self.loader + self.collector + self.trainer
+
+    def to_json(self) -> dict[str, float]:
+        """In milliseconds."""
+        return {name: 1000 * value for name, value in asdict(self).items() if name != "batches"}
+
+
+class StageClock:
+    """Times the stages of loops over batches.
+
+    What happens while the bags are in eval mode is left out, and with it the batches of a loop that it interrupts.
+    """
+
+    def __init__(self, bags: CachedModule) -> None:
+        self._bags = bags
+        self._loader = Stopwatch(torch.device("cpu"))
+        self._trainer, self._wall = Stopwatch(bags.device), Stopwatch(bags.device)
+        self._lanes: list[Stopwatch] = []
+        self._num_loaded = self._num_trained = self._num_turns = self._num_collected = 0
+        self._running = False
+        for group in bags.groups:
+            plans, moves = Stopwatch(bags.device), Stopwatch(bags.device)
+            group.plan_lane = TimedLane(group.plan_lane, plans, self._is_running)
+            group.move_lane = TimedLane(group.move_lane, moves, self._is_running)
+            self._lanes += [plans, moves]
+
+    def is_of(self, bags: CachedModule) -> bool:
+        return self._bags is bags
+
+    def loading(self, loader: Iterable[B]) -> Iterator[B]:
+        """The same batches, the making of each of them timed."""
+        batches = iter(loader)
+        while True:
+            with self._loader.span():
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            self._num_loaded += 1
+            yield batch
+
+    def training(self, batches: Iterable[B]) -> Iterator[B]:
+        """The same batches, what is done with each of them timed."""
+        before: Moment | None = None
+        self._running = True
+        try:
+            for batch in batches:
+                self._num_collected += 1
+                self._hold_for_rows()
+                begin, stalled, num_read = moment(self._bags.device), self._stall_seconds(), self._num_read()
+                yield batch
+                end = moment(self._bags.device)
+                if self._num_read() != num_read:
+                    before = end
+                    continue
+                self._num_trained += 1
+                self._trainer.add(begin, end)
+                self._trainer.take_off(self._stall_seconds() - stalled)
+                if before is not None:  # the first batch of a loop waits for the pipeline to fill
+                    self._num_turns += 1
+                    self._wall.add(before, end)
+                before = end
+        finally:
+            self._running = False
+
+    def times(self) -> StageTimes:
+        """Waits for the device."""
+        collected = sum(lane.seconds() for lane in self._lanes)
+        return StageTimes(
+            batches=self._num_trained,
+            loader=self._loader.seconds() / max(1, self._num_loaded),
+            collector=collected / max(1, self._num_collected),
+            trainer=self._trainer.seconds() / max(1, self._num_trained),
+            wall=self._wall.seconds() / max(1, self._num_turns),
+        )
+
+    def _is_running(self) -> bool:
+        return self._running and self._bags.training
+
+    def _hold_for_rows(self) -> None:
+        """On CUDA the stream waits for the batch's rows here, so that the wait is not part of the training's time."""
+        ahead = self._bags.current
+        if ahead is None or self._bags.device.type != "cuda":
+            return
+        for flight in ahead.flights:
+            if flight is not None and flight.moved is not None:
+                flight.moved.hold_caller()
+
+    def _stall_seconds(self) -> float:
+        if self._bags.device.type == "cuda":
+            return 0.0  # its host does not wait
+        return sum(group.stats.stall_seconds for group in self._bags.groups)
+
+    def _num_read(self) -> int:
+        return sum(group.stats.read_rows for group in self._bags.groups)
