@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCALES = {
-    "small": Scale("small", steps=300, samples=2**17, eval_samples=4096, rows=1 / 64, batch=256, lr=0.1),
+    "small": Scale("small", steps=300, samples=2**17, eval_samples=4096, rows=1 / 64, batch=256, most_lr=0.1),
     "full": Scale("full", steps=200, samples=2**20, eval_samples=2**18),
 }
 

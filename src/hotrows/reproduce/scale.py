@@ -14,7 +14,7 @@ class Scale:
         cache: cache sizes in rows are divided by it. A batch of half the samples has more than half the distinct rows,
             so caches shrink less than batches.
         dim: width of the rows; None for the paper's.
-        lr: factor on the learning rates: a smaller batch needs smaller steps.
+        most_lr: learning rates are at most this: a smaller batch needs smaller steps.
         steps: training steps of each run.
         samples: that are read to count duplicates in batches.
         eval_samples: at most so many of each of the validation and test splits.
@@ -29,7 +29,7 @@ class Scale:
     batch: int = 1
     cache: int = 1
     dim: int | None = None
-    lr: float = 1.0
+    most_lr: float = 1.0
 
     def batch_size(self, published: int) -> int:
         return max(1, published // self.batch)
@@ -48,6 +48,6 @@ class Scale:
             parts.append(f"cache sizes in rows 1/{self.cache}")
         if self.dim is not None:
             parts.append(f"dim {self.dim}")
-        if self.lr != 1:
-            parts.append(f"learning rates by {self.lr:g}")
+        if self.most_lr != 1:
+            parts.append(f"learning rates {self.most_lr:g} at most")
         return "scaled down: " + ", ".join(parts) if parts else "the paper's sizes"
