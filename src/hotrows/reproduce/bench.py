@@ -79,8 +79,8 @@ class Bench:
         if shape not in self._kept:
             num_train = self.num_steps * largest_batch
             days = SHAPES[shape].num_days
-            # a sample more a day than needed: the last day is not trained on
-            samples = -(-num_train * days // (days - 1)) + days
+            # the last day is not trained on, its halves are for evaluation
+            samples = max(-(-num_train * days // (days - 1)) + days, 2 * days * self.scale.eval_samples)
             name = f"synthetic:{shape}?scale={self.scale.rows:.6g}&samples={samples}"
             data = open_dataset(self.given.get(shape) or (name + "&device=cuda" if self.on_gpu else name))
             what = f"data: {shape}"

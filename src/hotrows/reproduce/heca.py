@@ -61,7 +61,7 @@ def fig_9(bench: Bench) -> Result:
         rows,
         [
             Claim(
-                "within a point of 26, 21, 17 and 13%",
+                "within a point of 26, 21, 17, 13%",
                 furthest <= TOLERANCE,
                 f"at most {100 * furthest:.2f} points off",
             )
