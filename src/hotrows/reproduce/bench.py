@@ -94,14 +94,17 @@ class Bench:
                 )
         return self._kept[shape]
 
-    def train(self, what: str, config: RunConfig, data: KeptDataSet) -> Trained:
-        """Train as configured, for the bench's number of steps; a run that was made is not made again."""
+    def train(self, what: str, config: RunConfig, data: KeptDataSet, again: int = 0) -> Trained:
+        """Train as configured, for the bench's number of steps.
+
+        A run that was made is not made again, but for one with another number `again`.
+        """
         config.data, config.device, config.save = data.name, self.device, False
         config.train.max_steps = self.num_steps
         config.train.log_every = max(1, self.num_steps // NUM_RECORDS)
-        key = json.dumps(config.to_json(), sort_keys=True)
+        key = json.dumps([config.to_json(), again], sort_keys=True)
         if key not in self._trained:
-            self._trained[key] = self._train(what, config, data)
+            self._trained[key] = self._train(f"{what}, again" if again else what, config, data)
         return self._trained[key]
 
     def _train(self, what: str, config: RunConfig, data: KeptDataSet) -> Trained:

@@ -53,12 +53,13 @@ def legend_above(axes: "Axes") -> None:
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, fontsize=9, borderaxespad=0.2)
 
 
-def level(axes: "Axes", height: float, text: str, color: str = ORANGE) -> None:
-    """A dashed line with a few words: a value that a figure is compared with."""
+def level(axes: "Axes", height: float, text: str, place: float = 1.0, color: str = ORANGE) -> None:
+    """A dashed line with a few words that end at a place from 0 to 1: a value that a figure is compared with."""
     axes.axhline(height, color=color, lw=1.4, ls=(0, (4, 3)), zorder=1)
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85}
     axes.annotate(
-        text, (1.0, height), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points",
-        ha="right", color=color, fontsize=9,
+        text, (place, height), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points",
+        ha="right", color=color, fontsize=9, bbox=behind,
     )  # fmt: skip
 
 

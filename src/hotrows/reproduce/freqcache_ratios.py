@@ -159,8 +159,9 @@ def throughput(case: Case, bench: Bench) -> Result:
         [
             Claim("a cache of 1.5% has half of the throughput of all rows on the device, or more (paper: about half)",
                   default >= 0.5, f"{default:.1%}"),
-            Claim("a cache of 1.5% is nearly the best ratio: 80% of the best or more", default >= 0.8 * best,
-                  f"{default / best:.1%}"),
+            Claim("a cache of 1.5% is nearly the best ratio: 80% of the best or more",
+                  default >= 0.8 * best if bench.on_gpu else None,
+                  f"{default / best:.1%}" + ("" if bench.on_gpu else "; on a CPU the model takes most of the time")),
         ],
         settings=settings_of(case, bench),
         notes=[
@@ -189,7 +190,7 @@ def draw_memory(figure: "Figure", result: Result) -> None:
     (axes,) = draw.axes_of(figure)
     draw.bars(axes, result.values("mode"), {"ours": result.values("memory")}, lambda value: f"{value:,.0f}")
     axes.patches[0].set_color(QUIET)
-    draw.level(axes, (1 - SAVING) * result.values("memory")[0], "80% saved: the paper's, at 1.5%")
+    draw.level(axes, (1 - SAVING) * result.values("memory")[0], "80% saved: the paper's, at 1.5%", place=0.7)
     draw.thousands(axes)
     draw.titled(axes, "Device memory by cache ratio", "rows on the device", "MB")
 

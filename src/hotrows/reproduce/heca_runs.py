@@ -1,5 +1,6 @@
 """HECA's training runs: Wide&Deep on Criteo Kaggle, one device."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hotrows.reproduce.bench import Bench, Trained
@@ -14,7 +15,7 @@ CACHE_ROWS = (20_000, 30_000, 50_000, 80_000)
 DEFAULT_CACHE = 80_000
 
 
-def train(bench: Bench, strategy: str, batch_size: int, cache_rows: int = DEFAULT_CACHE) -> Trained:
+def train(bench: Bench, strategy: str, batch_size: int, cache_rows: int = DEFAULT_CACHE, again: int = 0) -> Trained:
     """A run with a published batch size and cache, both made as small as the scale asks for."""
     size, rows = bench.scale.batch_size(batch_size), bench.scale.cache_rows(cache_rows)
     data = bench.kept(SHAPE, bench.scale.batch_size(max(BATCH_SIZES)))
@@ -28,7 +29,17 @@ def train(bench: Bench, strategy: str, batch_size: int, cache_rows: int = DEFAUL
         train=TrainConfig(batch_size=size),
     )
     what = f"{strategy}, batch {size:,}" + (f", {rows:,} rows" if cached else "")
-    return bench.train(what, config, data)
+    return bench.train(what, config, data, again)
+
+
+def speeds(bench: Bench, cases: Sequence[tuple[str, int, int]]) -> dict[tuple[str, int, int], float]:
+    """Samples per second of strategies with a batch size and a cache each.
+
+    All are run one after the other, and again: what else a machine does meanwhile seldom hits a case twice.
+    """
+    passes = [[train(bench, *case, again) for case in cases] for again in range(bench.scale.passes)]
+    found = [max(run.samples_per_second for run in runs) for runs in zip(*passes, strict=True)]
+    return dict(zip(cases, found, strict=True))
 
 
 def settings_of(bench: Bench) -> dict[str, Any]:

@@ -69,6 +69,8 @@ def result_of(uses: Sequence[Use], published: dict[str, str]) -> Result:
 
 def draw_use(figure: "Figure", result: Result) -> None:
     """The curves on the left, what 90% of the accesses need on the right."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     curves, shares = draw.axes_of(figure, 2)
     for curve in result.curves:
         curves.plot(curve.x, curve.y, color=COLORS[curve.label], lw=draw.LINE_WIDTH, label=curve.label)
@@ -86,11 +88,15 @@ def draw_use(figure: "Figure", result: Result) -> None:
             drawn = shares.bar([x for x, _ in shown], [y for _, y in shown], 0.38, color=color, label=label)
             shares.bar_label(drawn, [f"{y:.3g}%" for _, y in shown], padding=3, color=INK)
     shares.set_yscale("log")
-    shares.set_ylim(top=shares.get_ylim()[1] * 3)
+    low, high = shares.get_ylim()
+    shares.set_ylim(low / 3, high * 3)
+    shares.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+    shares.yaxis.set_minor_formatter(NullFormatter())
+    shares.grid(True, axis="y")
     shares.set_xticks(list(places), result.values("data"))
     shares.tick_params(axis="x", length=0)
     draw.legend_above(shares)
-    draw.titled(shares, "Ids with 90% of accesses", "", "% of all ids")
+    draw.titled(shares, "Ids with 90% of accesses", "", "share of all ids")
 
 
 def _percent(text: str) -> float | None:

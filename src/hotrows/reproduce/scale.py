@@ -16,6 +16,7 @@ class Scale:
         dim: width of the rows; None for the paper's.
         most_lr: learning rates are at most this: a smaller batch needs smaller steps.
         steps: training steps of each run.
+        passes: how often all runs that are compared for their speed are made, one after the other; the fastest counts.
         samples: that are read to count duplicates in batches.
         eval_samples: at most so many of each of the validation and test splits.
     """
@@ -30,6 +31,7 @@ class Scale:
     cache: int = 1
     dim: int | None = None
     most_lr: float = 1.0
+    passes: int = 1
 
     def batch_size(self, published: int) -> int:
         return max(1, published // self.batch)
