@@ -53,6 +53,12 @@ def legend_above(axes: "Axes") -> None:
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, fontsize=9, borderaxespad=0.2)
 
 
+def legend_below(figure: "Figure", axes: "Axes", title: str) -> None:
+    """One legend for all axes of a figure, under them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, title=title, frameon=False, loc="outside lower center", ncols=5, fontsize=9)
+
+
 def level(axes: "Axes", height: float, text: str, place: float = 1.0, color: str = ORANGE) -> None:
     """A dashed line with a few words that end at a place from 0 to 1: a value that a figure is compared with."""
     axes.axhline(height, color=color, lw=1.4, ls=(0, (4, 3)), zorder=1)

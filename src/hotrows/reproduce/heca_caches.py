@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hotrows.profile.plot import ORANGE, QUIET
+from hotrows.profile.plot import INK, ORANGE, QUIET
 from hotrows.reproduce import draw
 from hotrows.reproduce.bench import Bench
 from hotrows.reproduce.experiment import NOT_READABLE, Claim, Column, Experiment, Result, Row, number
@@ -70,20 +70,27 @@ def fig_8(bench: Bench) -> Result:
 
 def draw_fig_8(figure: "Figure", result: Result) -> None:
     lookups, rows = draw.axes_of(figure, 2)
-    _by_cache(lookups, result, "lookups", lambda value: f"{100 * value:.0f}")
-    lookups.set_ylim(0, 1.1)
-    places = range(len(BATCH_SIZES))
     published = [number(row["published"]) for row in result.rows[:: len(CACHE_ROWS)]]
-    lookups.plot(
-        [place - 0.3 for place in places], published, "D", color=ORANGE, ms=6, label="paper, smallest", zorder=5
-    )
-    _by_cache(rows, result, "distinct", lambda value: f"{100 * value:.0f}")
-    rows.set_ylim(0, 1.1)
+    for axes, key in ((lookups, "lookups"), (rows, "distinct")):
+        _by_cache(axes, result, key)
+        _label_inside(axes)
+        axes.set_ylim(0, 1.05)
+        draw.percent(axes)
+    places = [place - 0.3 for place in range(len(published))]
+    lookups.plot(places, published, "D", color=ORANGE, mec="white", ms=8, label="paper, smallest cache", zorder=5)
     draw.titled(lookups, "Hit rate of lookups", "batch size", "")
     draw.titled(rows, "Hit rate of distinct rows", "batch size", "")
-    for axes in (lookups, rows):
-        draw.percent(axes)
-    lookups.legend(title="rows in the cache", frameon=False, loc="lower left", ncols=2, fontsize=9, facecolor="white")
+    draw.legend_below(figure, lookups, "rows in the cache")
+
+
+def _label_inside(axes: "Axes") -> None:
+    """Whole percents in the middle of the bars."""
+    from matplotlib.container import BarContainer
+
+    for place, drawn in enumerate(axes.containers):
+        assert isinstance(drawn, BarContainer)
+        labels = [f"{100 * bar.get_height():.0f}" for bar in drawn]
+        axes.bar_label(drawn, labels, label_type="center", color=INK if place < 2 else "white", fontsize=9)
 
 
 def fig_11(bench: Bench) -> Result:
@@ -135,23 +142,23 @@ def fig_11(bench: Bench) -> Result:
 
 def draw_fig_11(figure: "Figure", result: Result) -> None:
     (axes,) = draw.axes_of(figure)
-    _by_cache(axes, result, "samples", None)
+    _by_cache(axes, result, "samples")
     host = [number(row["host"]) for row in result.rows[:: len(CACHE_ROWS)]]
     for place, value in enumerate(host):
         label = "rows on the host" if place == 0 else None
         axes.plot([place - 0.42, place + 0.42], [value, value], color=QUIET, lw=1.6, ls=(0, (4, 2)), label=label)
     axes.set_ylim(0, 1.1 * max([*result.values("samples"), *host]))
     draw.thousands(axes)
-    axes.legend(title="rows in the cache", frameon=False, loc="upper left", ncols=2, fontsize=9)
     draw.titled(axes, "Throughput", "batch size", "samples/s")
+    draw.legend_below(figure, axes, "rows in the cache")
 
 
-def _by_cache(axes: "Axes", result: Result, key: str, write: draw.Write | None) -> None:
+def _by_cache(axes: "Axes", result: Result, key: str) -> None:
     """Groups by batch size, a bar for each cache size."""
     sizes = list(dict.fromkeys(result.values("batch")))
     caches = list(dict.fromkeys(result.values("cache")))
     series = {f"{cache:,}": [row[key] for row in result.rows if row["cache"] == cache] for cache in caches}
-    draw.bars(axes, [f"{size:,}" for size in sizes], series, write, colors=draw.SHADES)
+    draw.bars(axes, [f"{size:,}" for size in sizes], series, None, colors=draw.SHADES)
 
 
 def _by_batch(rows: list[Row], key: str) -> list[list[float]]:

@@ -94,6 +94,7 @@ def draw_use(figure: "Figure", result: Result) -> None:
     shares.yaxis.set_minor_formatter(NullFormatter())
     shares.grid(True, axis="y")
     shares.set_xticks(list(places), result.values("data"))
+    shares.set_xlim(-0.5, len(result.rows) - 0.5)
     shares.tick_params(axis="x", length=0)
     draw.legend_above(shares)
     draw.titled(shares, "Ids with 90% of accesses", "", "share of all ids")
