@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ENOUGH = 50_000  # rows: a larger cache gains little
 FIG_8_RATES = dict(zip(BATCH_SIZES, (0.72, 0.77, 0.92, 0.95), strict=True))  # at the smallest cache
 FLAT_POINTS = 0.02
-FLAT_SPEED = 0.1
+FLAT_SPEED = {"cuda": 0.1, "cpu": 0.15}  # a CPU's timings scatter more
 
 
 def fig_8(bench: Bench) -> Result:
@@ -109,6 +109,7 @@ def fig_11(bench: Bench) -> Result:
     by_batch = _by_batch(rows, "samples")
     enough = CACHE_ROWS.index(ENOUGH)
     rises = [speeds[enough] / speeds[0] - 1 for speeds in by_batch]
+    flat = FLAT_SPEED["cuda" if bench.on_gpu else "cpu"]
     beyond = [speeds[-1] / speeds[enough] - 1 for speeds in by_batch]
     return Result(
         (
@@ -127,8 +128,8 @@ def fig_11(bench: Bench) -> Result:
                 f"from the smallest cache to {bench.scale.cache_rows(ENOUGH):,} rows by {_percents(rises)}",
             ),
             Claim(
-                f"it is flat beyond {bench.scale.cache_rows(ENOUGH):,} rows: within 10%",
-                all(abs(change) <= FLAT_SPEED for change in beyond),
+                f"it is flat beyond {bench.scale.cache_rows(ENOUGH):,} rows: within {flat:.0%}",
+                all(abs(change) <= flat for change in beyond),
                 _percents(beyond),
             ),
         ],
