@@ -165,7 +165,7 @@ def throughput(case: Case, bench: Bench) -> Result:
         ],
         settings=settings_of(case, bench),
         notes=[
-            f"Fastest span after a warm-up, of {bench.num_steps} iterations. Paper: an axis from {case.throughput}. "
+            f"{bench.timing} Paper: an axis from {case.throughput}. "
             "Hit rate: of the distinct rows of a batch."
         ],
     )  # fmt: skip

@@ -122,7 +122,7 @@ def fig_7(bench: Bench) -> Result:
             "Table 2's unit cannot be right: 0.21 seconds for 30,000 iterations would be 7 µs each. Read as seconds "
             "per 1,000 iterations, which is ms per iteration. The paper's baseline is HugeCTR, ours `host`: rows and "
             "their optimizer on the CPU.",
-            f"The fastest of many spans after a warm-up, of {bench.num_steps} iterations in all.",
+            bench.timing,
         ],
     )
 

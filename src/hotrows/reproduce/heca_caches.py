@@ -135,7 +135,7 @@ def fig_11(bench: Bench) -> Result:
         ],
         settings=settings_of(bench),
         notes=[
-            f"Fastest span after a warm-up, of {bench.num_steps} iterations. Paper, in words: cache size has little "
+            f"{bench.timing} Paper, in words: cache size has little "
             "effect at batches of 1,024 and 2,048; at 4,096 and 8,192 caches of 20,000 and 30,000 rows are much slower."
         ],
     )
