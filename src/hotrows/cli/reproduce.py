@@ -73,8 +73,9 @@ def _run_all(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Run, write and show one figure after the other; what is finished stays if the rest is not."""
     from hotrows.cli.show import Steps
-    from hotrows.reproduce.output import write
+    from hotrows.reproduce.output import commit, write
 
+    commit()
     found: list[dict[str, Any]] = []
     try:
         for experiment in chosen:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def environment(bench: Bench) -> dict[str, Any]:
         "hotrows": hotrows.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -87,8 +88,12 @@ def _write_curves(path: Path, curves: list[Curve]) -> None:
             table.writerows([curve.label, x, y] for x, y in zip(curve.x, curve.y, strict=True))
 
 
-def _commit() -> str | None:
-    """The commit of a checkout, marked where files differ from it; None for an installed package."""
+@cache
+def commit() -> str | None:
+    """The commit of a checkout, marked where files differ from it; None for an installed package.
+
+    Asked for once, at the start: files may change while experiments run.
+    """
     here = Path(__file__).parent
     try:
         found = subprocess.run(
