@@ -59,13 +59,12 @@ def legend_below(figure: "Figure", axes: "Axes", title: str) -> None:
     figure.legend(handles, labels, title=title, frameon=False, loc="outside lower center", ncols=5, fontsize=9)
 
 
-def level(axes: "Axes", height: float, text: str, place: float = 1.0, color: str = ORANGE) -> None:
-    """A dashed line with a few words that end at a place from 0 to 1: a value that a figure is compared with."""
-    axes.axhline(height, color=color, lw=1.4, ls=(0, (4, 3)), zorder=1)
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85}
+def level(axes: "Axes", height: float, text: str) -> None:
+    """A dashed line with a few words at its right end: a value that a figure is compared with."""
+    axes.axhline(height, color=ORANGE, lw=1.4, ls=(0, (4, 3)), zorder=1)
     axes.annotate(
-        text, (place, height), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points",
-        ha="right", color=color, fontsize=9, bbox=behind,
+        text, (1.0, height), xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points",
+        ha="left", va="center", color=ORANGE, fontsize=9,
     )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def draw_fig_1(figure: "Figure", result: Result) -> None:
     groups = [f"{row['batch']:,}\n{row['rows']:,}\n{row['dim']}" for row in result.rows]
     if any(row["speedup"] is not None for row in result.rows):
         draw.bars(axes, groups, {"ours": result.values("speedup")}, lambda value: f"{value:.0f}")
-        draw.level(axes, 50, "paper: around 50")
+        draw.level(axes, 50, "paper:\naround 50")
         draw.titled(axes, "EmbeddingBag, GPU over CPU", "batch, rows, dim", "times as fast")
     else:
         draw.bars(axes, groups, {"CPU": result.values("cpu_ms")}, lambda value: f"{value:.2g}")
