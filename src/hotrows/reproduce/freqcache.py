@@ -64,7 +64,7 @@ def table_1(bench: Bench) -> Result:
             ),
         ],
         notes=[
-            "The paper says 90/5/5% of the samples; its numbers for Criteo Kaggle are six days of seven, and halves."
+            "The paper says 90/5/5% of the samples; its numbers for Criteo Kaggle are six of seven days, the last one halved."
         ],
     )
 
@@ -163,8 +163,8 @@ def fig_2(bench: Bench) -> Result:
     found = ", ".join(f"{use.data} {use.hot:.4%}" for use in uses)
     result.claims.append(Claim(text, all(use.hot < DEFAULT_CACHE for use in uses), found))
     result.notes.append(
-        "The synthetic Criteo Kaggle has the duplicates per batch that HECA measured, which needs a steeper start than "
-        "FreqCache's 0.14%. HECA's 4.43% for the same log and FreqCache's 0.14% cannot both be of all ids."
+        "The synthetic Criteo Kaggle was fitted to the duplicates per batch that HECA measured, and so has a steeper "
+        "start than FreqCache's log. HECA's 4.43% for the same log and FreqCache's 0.14% cannot both be of all ids."
     )
     return result
 
