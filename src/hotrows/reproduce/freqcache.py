@@ -63,9 +63,7 @@ def table_1(bench: Bench) -> Result:
                 "splits are the paper's, to 0.001%", furthest <= SPLIT_TOLERANCE, f"at most {furthest:.2g} of it off"
             ),
         ],
-        notes=[
-            "The paper says 90/5/5% of the samples; its numbers for Criteo Kaggle are six of seven days, the last one halved."
-        ],
+        notes=["The paper says 90/5/5%; its numbers for Criteo Kaggle are six of seven days, the last one halved."],
     )
 
 
