@@ -20,8 +20,8 @@ from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.schema import DataSet, Schema
 from hotrows.models import make_model
 from hotrows.optim import make_optimizer
-from hotrows.profile.sampled import sampled_counts as counts_of_batches
-from hotrows.profile.sampled_counts import sampled_counts
+from hotrows.profile.sampled import sampled_counts
+from hotrows.profile.sampled_counts import sampled_counts as counts_of_samples
 from hotrows.stores.memory import available_host_memory, readable, require_memory
 from hotrows.strategies import Strategy, make_strategy
 from hotrows.table import Table
@@ -82,14 +82,14 @@ def strategy_of(config: RunConfig) -> Strategy:
 def inform(strategy: Strategy, data: DataSet, config: RunConfig) -> None:
     """Let a strategy know what it may ask of the data that will be trained on."""
     strategy.counts = counts_for(strategy.sample, data, config)
-    strategy.sampled_counts = partial(sampled_counts, data)
+    strategy.sampled_counts = partial(counts_of_samples, data)
 
 
 def counts_for(sample: float | None, data: DataSet, config: RunConfig) -> Callable[[], dict[str, Tensor]]:
     """How often ids occur in what will be trained on: as the data set knows, or on a sample of its batches."""
     if sample is None:
         return data.counts
-    return lambda: counts_of_batches(data, sample, config.train.batch_size, config.seed)
+    return lambda: sampled_counts(data, sample, config.train.batch_size, config.seed)
 
 
 def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Strategy) -> Parts:
