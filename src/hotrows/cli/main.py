@@ -2,12 +2,13 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from hotrows.cli.errors import said_plainly
+from hotrows.cli.reproduce import reproduce
 
 app = typer.Typer(
     help="Train click models whose embedding tables are far larger than the device's memory, exactly.",
@@ -17,16 +18,6 @@ app = typer.Typer(
 )
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, for machines.")]
-
-
-@contextmanager
-def _said_plainly() -> Iterator[None]:
-    """Errors of the user's are one line and exit code 2; ours keep their traceback."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError, PermissionError) as error:
-        typer.secho(f"hotrows: {error}", fg="red", err=True)
-        raise typer.Exit(2) from None
 
 
 @app.command()
@@ -49,7 +40,7 @@ def prepare(
     from hotrows.cli.show import Steps, show_prepared
     from hotrows.data.prepare import prepare as run_prepare
 
-    with _said_plainly(), Steps() as steps:
+    with said_plainly(), Steps() as steps:
         report = run_prepare(
             kind, input, out, config=config, min_count=min_count, split=split, valid=valid, test=test, seed=seed,
             engine=engine, memory_limit=memory_limit, on_error=on_error, progress=steps,
@@ -75,7 +66,7 @@ def profile(
     from hotrows.profile import plot, show
     from hotrows.profile import profile as run_profile
 
-    with _said_plainly():
+    with said_plainly():
         with Steps() as steps:
             found = run_profile(
                 open_dataset(data), batch_size=batch_size, num_samples=samples, seed=seed, hit_rate=hit_rate,
@@ -113,7 +104,7 @@ def train(
     as_json: JsonFlag = False,
 ) -> None:
     """Train a model, evaluate it, and write a run directory with a report."""
-    with _said_plainly():
+    with said_plainly():
         config = _configured(
             run,
             {
@@ -144,7 +135,7 @@ def evaluate(
     """Measure a trained model again, on its own data or on another data set."""
     from hotrows.train.run import evaluate_run
 
-    with _said_plainly():
+    with said_plainly():
         found = evaluate_run(run, data, split)
     metrics = found[split]
     typer.echo(
@@ -152,6 +143,9 @@ def evaluate(
         f"accuracy {metrics['accuracy']:.4f}"
     )
     _print_json(as_json, found)
+
+
+app.command()(reproduce)
 
 
 @app.command()

@@ -46,8 +46,7 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     if config.train.precision != "fp32" and device.type == "cpu":
         raise ValueError(f"train.precision is {config.train.precision!r}, which is for CUDA: use fp32 on a CPU")
     data = open_dataset(config.data)
-    strategy.counts = data.counts
-    strategy.sampled_counts = partial(sampled_counts, data)
+    inform(strategy, data)
     directory = _make_directory(config)
     parts = build(config, data.schema, device, strategy)
     _write(directory / "config.json", config.to_json())
@@ -75,6 +74,12 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
 def strategy_of(config: RunConfig) -> Strategy:
     """The configured strategy, with its own section of the run file where it has one."""
     return make_strategy(config.strategy, config.cache, getattr(config, config.strategy, None))
+
+
+def inform(strategy: Strategy, data: DataSet) -> None:
+    """Let a strategy know what it may ask of the data that will be trained on."""
+    strategy.counts = data.counts
+    strategy.sampled_counts = partial(sampled_counts, data)
 
 
 def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Strategy) -> Parts:

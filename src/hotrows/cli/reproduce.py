@@ -1,0 +1,137 @@
+"""`hotrows reproduce`: a paper's figures, run again, with ours beside the published values."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotrows.cli.errors import said_plainly
+
+if TYPE_CHECKING:
+    from hotrows.reproduce import Paper
+    from hotrows.reproduce.bench import Bench
+    from hotrows.reproduce.experiment import Experiment, Result
+
+
+def reproduce(
+    paper: Annotated[str | None, typer.Argument(help="freqcache or heca.")] = None,
+    figures: Annotated[list[str] | None, typer.Argument(help="Such as fig9 table1; by default all of them.")] = None,
+    scale: Annotated[str, typer.Option(help="small: minutes on a CPU; full: the paper's sizes, for a GPU.")] = "small",
+    data: Annotated[
+        str | None, typer.Option(help="A prepared directory in place of the synthetic Criteo Kaggle.")
+    ] = None,
+    avazu: Annotated[str | None, typer.Option(help="A prepared directory in place of the synthetic Avazu.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps of each run; by default the scale's.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    out: Annotated[Path, typer.Option(help="CSV, PNG and JSON go to a folder of the paper's name in here.")] = Path(
+        "runs/reproduce"
+    ),
+    listed: Annotated[bool, typer.Option("--list", help="Say what can be reproduced, and stop.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object as the last line, for machines.")
+    ] = False,
+) -> None:
+    """Run a paper's experiments again: a table beside the published values, a CSV and a plot per figure.
+
+    Exit code 1 where a figure does not show what it must; Ctrl-C keeps the figures that are finished.
+    """
+    from hotrows.reproduce import PAPERS
+
+    if listed:
+        _show_list({paper: PAPERS[paper]} if paper in PAPERS else PAPERS, as_json)
+        return
+    with said_plainly():
+        from hotrows.reproduce.bench import Bench
+        from hotrows.reproduce.experiment import choose
+        from hotrows.train.run import choose_device
+
+        if paper not in PAPERS:
+            raise ValueError(f"paper is {paper!r}: known are {', '.join(PAPERS)}; --list says what each has")
+        scales = PAPERS[paper].scales
+        if scale not in scales:
+            raise ValueError(f"scale is {scale!r}: known are {', '.join(scales)}")
+        if steps is not None and steps < 2:
+            raise ValueError(f"steps is {steps}, it must be 2 or more")
+        chosen = choose(PAPERS[paper].experiments, figures or [], paper)
+        choose_device(device)
+        given = {shape: name for shape, name in (("criteo-kaggle", data), ("avazu", avazu)) if name is not None}
+        found, interrupted = _run_all(paper, chosen, Bench(scales[scale], device, given, steps), out / paper)
+    failed = [
+        f"{one['figure']}: {claim['text']}" for one in found for claim in one["claims"] if claim["holds"] is False
+    ]
+    if as_json:
+        typer.echo(json.dumps({"paper": paper, "figures": found, "failed": failed, "interrupted": interrupted}))
+    if interrupted:
+        raise typer.Exit(130)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run_all(
+    paper: str, chosen: "list[Experiment]", bench: "Bench", directory: Path
+) -> tuple[list[dict[str, Any]], bool]:
+    """Run, write and show one figure after the other; what is finished stays if the rest is not."""
+    from hotrows.cli.show import Steps
+    from hotrows.reproduce.output import commit, write
+
+    commit()
+    found: list[dict[str, Any]] = []
+    try:
+        for experiment in chosen:
+            with Steps() as steps:
+                bench.progress = steps
+                result = experiment.run(bench)
+            found.append(write(directory, paper, experiment, bench, result))
+            _show(experiment, bench, result, directory)
+    except KeyboardInterrupt:
+        typer.secho(f"interrupted: {len(found)} of {len(chosen)} figures are in {directory}", fg="yellow", err=True)
+        return found, True
+    return found, False
+
+
+def _show(experiment: "Experiment", bench: "Bench", result: "Result", directory: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    # a table that is cut off is worth nothing in a log file
+    console = Console(highlight=False)
+    wide = console if console.is_terminal else Console(highlight=False, width=200)
+    say = wide.print
+    say(f"\n[bold]{experiment.title}[/bold]")
+    said = ", ".join(f"{key} {value}" for key, value in result.settings.items())
+    say(f"{bench.scale.name} scale, {experiment.sizes(bench)}" + (f"; {said}" if said else ""), style="bright_black")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in result.columns:
+        words = any(isinstance(row[column.key], str) for row in result.rows)
+        table.add_column(
+            column.title, justify="left" if words else "right", style="yellow" if column.published else None
+        )
+    for row in result.rows:
+        table.add_row(*(column.text(row[column.key]) for column in result.columns))
+    say(table)
+    for note in result.notes:
+        say(note, style="bright_black")
+    colors = {"yes": "green", "NO": "bold red", "not judged": "yellow"}
+    for claim in result.claims:
+        say(f"[{colors[claim.verdict]}]{claim.verdict}[/]: {claim.text} ({claim.found})")
+    say(f"written: {directory / experiment.name}.csv, .png, .json")
+
+
+def _show_list(papers: "dict[str, Paper]", as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for name, paper in papers.items():
+        console.print(f"[bold]{name}[/bold]  {paper.title}")
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for each in paper.experiments:
+            table.add_row(f"  {each.name}", f"{each.title}. {each.about}")
+        console.print(table)
+    if as_json:
+        names = {
+            name: [{"name": each.name, "title": each.title, "about": each.about} for each in paper.experiments]
+            for name, paper in papers.items()
+        }
+        typer.echo(json.dumps(names))

@@ -1,0 +1,161 @@
+"""Where experiments run: data, device and scale, and every training run once, however many figures show it."""
+
+import gc
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hotrows.data.dataset import open_dataset
+from hotrows.data.schema import DataSet
+from hotrows.data.shapes import SHAPES
+from hotrows.reproduce.kept import KeptDataSet
+from hotrows.reproduce.scale import Scale
+from hotrows.train.config import RunConfig
+from hotrows.train.run import build, choose_device, inform, strategy_of, summarize
+from hotrows.train.timeline import Timeline
+from hotrows.train.trainer import Trainer
+
+WARM_UP = 0.3  # of the steps: what they took is not counted
+NUM_RECORDS = 20
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training run: its summary, and a record every few steps."""
+
+    summary: dict[str, Any]
+    records: list[dict[str, Any]]
+    on_gpu: bool
+
+    @property
+    def warm(self) -> list[dict[str, Any]]:
+        """The records after the warm-up."""
+        return self.records[int(len(self.records) * WARM_UP) :]
+
+    @property
+    def samples_per_second(self) -> float:
+        """After the warm-up: on a GPU over all of it, on a CPU that of the fastest record.
+
+        A CPU does other things too, and the fastest is the one least disturbed. A GPU's records overlap: the host looks
+        at the clock before the GPU is done.
+        """
+        first, last = self.warm[0], self.warm[-1]
+        if self.on_gpu and first is not last:
+            return float((last["samples"] - first["samples"]) / (last["seconds"] - first["seconds"]))
+        return float(max(record["samples_per_second"] for record in self.warm))
+
+    def total(self, name: str) -> int:
+        """The sum of a count over the warm records."""
+        return sum(int(record[name]) for record in self.warm)
+
+
+@dataclass
+class Bench:
+    """What experiments are run with.
+
+    Args:
+        given: data sets to take in place of the synthetic ones, by the shape they stand for.
+        steps: of each training run; None for the scale's.
+        progress: is told what is being done, and the share of it that is done.
+    """
+
+    scale: Scale
+    device: str = "auto"
+    given: dict[str, str] = field(default_factory=dict)
+    steps: int | None = None
+    progress: Callable[[str, float], None] = lambda step, done: None
+    _kept: dict[str, KeptDataSet] = field(default_factory=dict)
+    _trained: dict[str, Trained] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        return self.scale.steps if self.steps is None else self.steps
+
+    @property
+    def on_gpu(self) -> bool:
+        return choose_device(self.device).type == "cuda"
+
+    @property
+    def timing(self) -> str:
+        """How speeds are taken, in words."""
+        return f"{'Mean' if self.on_gpu else 'Fastest span'} after a warm-up, of {self.num_steps} iterations."
+
+    def counted(self, shape: str) -> DataSet:
+        """A data set to count ids in: of the paper's size even on a small machine, as no table is made."""
+        return open_dataset(self.given.get(shape) or f"synthetic:{shape}?scale={self.scale.counted_rows:.6g}")
+
+    def kept(self, shape: str, largest_batch: int) -> KeptDataSet:
+        """A data set to train on, with enough samples for all steps of the largest batch."""
+        if shape not in self._kept:
+            num_train = self.num_steps * largest_batch
+            days = SHAPES[shape].num_days
+            # the last day is not trained on, its halves are for evaluation
+            samples = max(-(-num_train * days // (days - 1)) + days, 2 * days * self.scale.eval_samples)
+            name = f"synthetic:{shape}?scale={self.scale.rows:.6g}&samples={samples}"
+            data = open_dataset(self.given.get(shape) or (name + "&device=cuda" if self.on_gpu else name))
+            what = f"data: {shape}"
+            self._kept[shape] = KeptDataSet(
+                data, num_train, self.scale.eval_samples, lambda done: self.progress(what, done)
+            )
+            if self._kept[shape].num_samples("train") < num_train:
+                raise ValueError(
+                    f"{data.name} has {data.num_samples('train'):,} samples to train on, {self.num_steps:,} steps of "
+                    f"{largest_batch:,} need {num_train:,}: give fewer --steps"
+                )
+        return self._kept[shape]
+
+    def train(self, what: str, config: RunConfig, data: KeptDataSet, again: int = 0) -> Trained:
+        """Train as configured, for the bench's number of steps.
+
+        A run that was made is not made again, but for one with another number `again`.
+        """
+        config.data, config.device, config.save = data.name, self.device, False
+        config.train.max_steps = self.num_steps
+        config.train.log_every = max(1, self.num_steps // NUM_RECORDS)
+        key = json.dumps([config.to_json(), again], sort_keys=True)
+        if key not in self._trained:
+            self._trained[key] = self._train(f"{what}, again" if again else what, config, data)
+        return self._trained[key]
+
+    def _train(self, what: str, config: RunConfig, data: KeptDataSet) -> Trained:
+        config.check()
+        device = choose_device(config.device)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        strategy = strategy_of(config)
+        inform(strategy, data)
+        parts = build(config, data.schema, device, strategy)
+        records = _Records(lambda done: self.progress(what, done))
+        outcome = Trainer(config, data, parts, strategy, [records], Timeline()).train()
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
+        return Trained(summary, records.found, device.type == "cuda")
+
+
+class _Records:
+    """Keeps what the trainer tells."""
+
+    def __init__(self, progress: Callable[[float], None]) -> None:
+        self.found: list[dict[str, Any]] = []
+        self._progress = progress
+        self._num_steps = 1
+
+    def begin(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._progress(0.0)
+
+    def trained(self, record: dict[str, Any]) -> None:
+        self.found.append(record)
+        self._progress(record["step"] / self._num_steps)
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        pass
+
+    def end(self) -> None:
+        self._progress(1.0)

@@ -1,0 +1,224 @@
+"""FreqCache, Fig 5 to 10: AUROC, memory and throughput at six cache ratios, on Criteo Kaggle and Avazu."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hotrows.profile.plot import QUIET
+from hotrows.reproduce import draw
+from hotrows.reproduce.bench import Bench, Trained
+from hotrows.reproduce.experiment import NOT_READABLE, Claim, Column, Experiment, Result, Row, number
+from hotrows.reproduce.ids import NAMES
+from hotrows.strategies.base import CacheSettings
+from hotrows.train.config import ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RATIOS = (0.3, 0.6, 1.5, 3.0, 32.0, 64.0)  # percent
+DEFAULT = 1.5
+SAVING = 0.8
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A data set as the paper trained it, and the range of the axis its values were drawn on."""
+
+    shape: str
+    batch_size: int
+    lr: float
+    auroc: str
+    memory: str
+    throughput: str
+
+
+KAGGLE = Case("criteo-kaggle", 16_384, 1.0, "0.77 to 0.78", "0 to 20 GB", "40 to 80 iterations/s")
+AVAZU = Case("avazu", 65_536, 0.05, "0.82 to 0.84", "0 to 6 GB", "60 to 100 iterations/s")
+
+MODES = (Column("mode", "rows on the device"),)
+
+
+def runs_of(case: Case, bench: Bench) -> dict[str, Trained]:
+    """A run with all rows on the device, then one at each ratio. Fig 5, 7 and 9 show the same runs, as do 6, 8, 10."""
+    batch_size = bench.scale.batch_size(case.batch_size)
+    lr = min(case.lr, bench.scale.most_lr)
+    data = bench.kept(case.shape, batch_size)
+    base = RunConfig(
+        model=ModelConfig("dlrm:freqcache", bench.scale.dim),
+        optimizer=OptimizerConfig("sgd", lr),
+        dense_optimizer=OptimizerConfig("sgd", lr),
+        train=TrainConfig(batch_size=batch_size),
+    )
+    found = {"all": bench.train(f"{case.shape}: all rows on the device", replace_run(base, "device"), data)}
+    for ratio in RATIOS:
+        config = replace_run(base, "freqcache", f"{ratio:g}%")
+        found[f"{ratio:g}%"] = bench.train(f"{case.shape}: freqcache, {ratio:g}%", config, data)
+    return found
+
+
+def replace_run(base: RunConfig, strategy: str, size: int | str = CacheSettings.size) -> RunConfig:
+    """The same run with another strategy and cache; what a bench changes in it is its own."""
+    return replace(base, strategy=strategy, cache=replace(base.cache, size=size), train=replace(base.train))
+
+
+def settings_of(case: Case, bench: Bench) -> dict[str, Any]:
+    batch_size = bench.scale.batch_size(case.batch_size)
+    return {
+        "data": bench.kept(case.shape, batch_size).name,
+        "batch_size": batch_size,
+        "steps": bench.num_steps,
+        "model": "dlrm:freqcache",
+        "optimizer": "sgd",
+        "lr": min(case.lr, bench.scale.most_lr),
+    }
+
+
+def accuracy(case: Case, bench: Bench) -> Result:
+    rows: list[Row] = []
+    for mode, trained in runs_of(case, bench).items():
+        auc = {split: _auc(trained, split) for split in ("valid", "test")}
+        rows.append({"mode": mode, **auc, "loss": trained.summary["train"]["loss"], "published": NOT_READABLE})
+    first = rows[0]
+    different = [row["mode"] for row in rows if any(row[key] != first[key] for key in ("valid", "test", "loss"))]
+    far = max(abs(number(row[key]) - number(first[key])) for row in rows for key in ("valid", "test"))
+    text = "AUROC of validation and test, and the training loss, are those of all rows on the device, in every digit"
+    return Result(
+        (
+            *MODES,
+            Column("valid", "AUROC, validation", ".12f"),
+            Column("test", "AUROC, test", ".12f"),
+            Column("loss", "training loss", ".12f"),
+            Column("published", "paper", "", published=True),
+        ),
+        rows,
+        [
+            Claim(text, not different, "different at " + ", ".join(map(str, different)) if different else "identical"),
+            Claim("a model was learned: AUROC of the test above 0.55", number(first["test"]) > 0.55,
+                  f"{number(first['test']):.4f}"),
+        ],
+        settings=settings_of(case, bench),
+        notes=[
+            f"Paper: bars on an axis from {case.auroc}; all differences less than 0.01. Ours differ by {far:g}. The "
+            "labels are synthetic, so the AUROC itself says nothing about the paper's."
+        ],
+    )  # fmt: skip
+
+
+def memory(case: Case, bench: Bench) -> Result:
+    rows: list[Row] = []
+    found = runs_of(case, bench)
+    whole = found["all"].summary["device_memory"]
+    for mode, trained in found.items():
+        taken = trained.summary["device_memory"]
+        published = f"saves about {SAVING:.0%}" if mode == f"{DEFAULT:g}%" else NOT_READABLE
+        rows.append({"mode": mode, "memory": taken / MB, "saved": 1 - taken / whole, "published": published})
+    saved = next(number(row["saved"]) for row in rows if row["mode"] == f"{DEFAULT:g}%")
+    counted = "most bytes allocated on the GPU" if bench.on_gpu else "on a CPU: the bytes of cache and model"
+    return Result(
+        (
+            *MODES,
+            Column("memory", "device memory, MB", ",.1f"),
+            Column("saved", "saved", ".1%"),
+            Column("published", "paper", "", published=True),
+        ),
+        rows,
+        [
+            Claim("a cache of 1.5% saves at least 80% of the memory", saved >= SAVING, f"{saved:.1%}"),
+        ],
+        settings=settings_of(case, bench),
+        notes=[f"Memory is {counted}. Paper: bars on an axis from {case.memory}."],
+    )
+
+
+def throughput(case: Case, bench: Bench) -> Result:
+    rows: list[Row] = []
+    batch_size = bench.scale.batch_size(case.batch_size)
+    found = runs_of(case, bench)
+    whole = found["all"].samples_per_second
+    for mode, trained in found.items():
+        speed = trained.samples_per_second
+        published = "about 50% of TorchRec's" if mode == f"{DEFAULT:g}%" else NOT_READABLE
+        rows.append(
+            {"mode": mode, "iterations": speed / batch_size, "ms": 1000 * batch_size / speed, "samples": speed,
+             "share": speed / whole, "hit_rate": trained.summary["cache"]["hit_rate"], "published": published}
+        )  # fmt: skip
+    shares = {row["mode"]: number(row["share"]) for row in rows}
+    default, best = shares[f"{DEFAULT:g}%"], max(share for mode, share in shares.items() if mode != "all")
+    return Result(
+        (
+            *MODES,
+            Column("iterations", "iterations/s", ",.2f"),
+            Column("ms", "ms/iteration", ",.2f"),
+            Column("samples", "samples/s", ",.0f"),
+            Column("share", "of all rows on the device", ".1%"),
+            Column("hit_rate", "hit rate", ".1%"),
+            Column("published", "paper", "", published=True),
+        ),
+        rows,
+        [
+            Claim("a cache of 1.5% has half of the throughput of all rows on the device, or more (paper: about half)",
+                  default >= 0.5, f"{default:.1%}"),
+            Claim("a cache of 1.5% is nearly the best ratio: 80% of the best or more",
+                  default >= 0.8 * best if bench.on_gpu else None,
+                  f"{default / best:.1%}" + ("" if bench.on_gpu else "; on a CPU the model takes most of the time")),
+        ],
+        settings=settings_of(case, bench),
+        notes=[
+            f"{bench.timing} Paper: an axis from {case.throughput}. "
+            "Hit rate: of the distinct rows of a batch."
+        ],
+    )  # fmt: skip
+
+
+def draw_accuracy(figure: "Figure", result: Result) -> None:
+    (axes,) = draw.axes_of(figure)
+    modes = result.values("mode")
+    draw.bars(
+        axes, modes, {"validation": result.values("valid"), "test": result.values("test")},
+        lambda value: f"{value:.5f}", colors=draw.SHADES[1:3],
+    )  # fmt: skip
+    values = [*result.values("valid"), *result.values("test")]
+    low, high = min(values), max(values)
+    room = max(high - low, 0.01)
+    axes.set_ylim(low - room, high + room)
+    draw.legend_above(axes)
+    draw.titled(axes, "AUROC by cache ratio", "rows on the device", "AUROC (axis does not begin at 0)")
+
+
+def draw_memory(figure: "Figure", result: Result) -> None:
+    (axes,) = draw.axes_of(figure)
+    draw.bars(axes, result.values("mode"), {"ours": result.values("memory")}, lambda value: f"{value:,.0f}")
+    axes.patches[0].set_color(QUIET)
+    draw.level(axes, (1 - SAVING) * result.values("memory")[0], "paper, 1.5%:\n80% saved")
+    draw.thousands(axes)
+    draw.titled(axes, "Device memory by cache ratio", "rows on the device", "MB")
+
+
+def draw_throughput(figure: "Figure", result: Result) -> None:
+    (axes,) = draw.axes_of(figure)
+    draw.bars(axes, result.values("mode"), {"ours": result.values("iterations")}, lambda value: f"{value:,.1f}")
+    axes.patches[0].set_color(QUIET)
+    draw.level(axes, 0.5 * result.values("iterations")[0], "paper, 1.5%:\nabout half")
+    draw.titled(axes, "Throughput by cache ratio", "rows on the device", "iterations/s")
+
+
+def _auc(trained: Trained, split: str) -> float | None:
+    found = trained.summary[split]
+    return None if found is None else float(found["auc"])
+
+
+def _of(case: Case, figure: int, what: str, about: str, run: Any, picture: Any) -> Experiment:
+    title = f"Fig {figure}: {what} on {NAMES[case.shape]} by cache ratio"
+    return Experiment(f"fig{figure}", title, about, partial(run, case), picture)
+
+
+RATIO_EXPERIMENTS = tuple(
+    _of(case, first + later, what, about, run, picture)
+    for first, what, about, run, picture in (
+        (5, "AUROC", "Is the AUROC that of all rows on the device?", accuracy, draw_accuracy),
+        (7, "memory", "How much device memory a cache saves.", memory, draw_memory),
+        (9, "throughput", "What of the throughput a cache keeps.", throughput, draw_throughput),
+    )
+    for later, case in enumerate((KAGGLE, AVAZU))
+)

@@ -1,0 +1,121 @@
+"""Every figure at a tiny scale: it runs, it is written, and what must be identical is."""
+
+import csv
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hotrows.data.dataset import open_dataset
+from hotrows.reproduce import PAPERS, freqcache, heca
+from hotrows.reproduce.bench import Bench
+from hotrows.reproduce.experiment import Claim, choose
+from hotrows.reproduce.kept import KeptDataSet
+from hotrows.reproduce.output import write
+from hotrows.reproduce.scale import Scale
+
+TINY = {
+    "freqcache": Scale(
+        "tiny", steps=4, samples=8192, eval_samples=256, rows=1e-3, counted_rows=1e-3, batch=1024, dim=4
+    ),
+    "heca": Scale(
+        "tiny", steps=4, samples=8192, eval_samples=256, rows=1e-3, counted_rows=1e-3, batch=64, cache=100, dim=4
+    ),
+}
+ALL = [(paper, each.name) for paper, found in PAPERS.items() for each in found.experiments]
+
+
+@pytest.fixture(scope="module")
+def benches() -> Iterator[dict[str, Bench]]:
+    """One for each paper: figures share their runs."""
+    with torch.random.fork_rng():
+        yield {paper: Bench(scale, "cpu") for paper, scale in TINY.items()}
+
+
+@pytest.mark.parametrize(("paper", "name"), ALL)
+def test_a_figure_runs_and_is_written(
+    benches: dict[str, Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: str, name: str
+) -> None:
+    monkeypatch.setattr(freqcache, "NUM_ROWS", (100, 200))
+    (experiment,) = choose(PAPERS[paper].experiments, [name], paper)
+    result = experiment.run(benches[paper])
+    found = write(tmp_path, paper, experiment, benches[paper], result)
+    assert json.loads((tmp_path / f"{name}.json").read_text()) == found
+    assert (tmp_path / f"{name}.png").stat().st_size > 5000
+    with (tmp_path / f"{name}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(result.rows)
+    assert list(rows[0]) == [column.key for column in result.columns]
+    assert any(column.published for column in result.columns)
+    assert found["environment"]["hardware"]
+    assert found["scale"] == "tiny"
+    if experiment.trains:
+        assert found["settings"]["steps"] == 4
+    assert result.claims
+    for claim in result.claims:
+        if "identical" in claim.found or "in every digit" in claim.text:
+            assert claim.holds
+
+
+def test_a_run_is_made_once(benches: dict[str, Bench]) -> None:
+    seen: list[str] = []
+    bench = dataclasses.replace(benches["freqcache"], progress=lambda step, done: seen.append(step))
+    for name in ("fig5", "fig7", "fig9"):
+        (experiment,) = choose(PAPERS["freqcache"].experiments, [name], "freqcache")
+        experiment.run(bench)
+    assert sum(step.endswith("1.5%") for step in seen) <= 6  # of one run: begin, 4 steps, end; none if it was made
+
+
+def test_different_auroc_is_not_called_identical(benches: dict[str, Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = benches["freqcache"]
+    (experiment,) = choose(PAPERS["freqcache"].experiments, ["fig5"], "freqcache")
+    experiment.run(bench)
+    changed = dict(bench._trained)
+    key = next(key for key in changed if '"1.5%"' in key and '"freqcache"' in key and "kaggle" in key)
+    worse = {**changed[key].summary, "test": {**changed[key].summary["test"], "auc": 0.5}}
+    changed[key] = dataclasses.replace(changed[key], summary=worse)
+    claims = experiment.run(dataclasses.replace(bench, _trained=changed)).claims
+    assert claims[0].verdict == "NO"
+    assert "1.5%" in claims[0].found
+
+
+def test_duplicates_are_the_papers_to_a_point() -> None:
+    bench = Bench(dataclasses.replace(TINY["heca"], counted_rows=1.0, samples=2**15))
+    result = heca.fig_9(bench)
+    assert [row["published"] for row in result.rows] == [0.26, 0.21, 0.17, 0.13]
+    assert [claim.verdict for claim in result.claims] == ["yes"]
+
+
+def test_names_are_read_as_people_write_them() -> None:
+    experiments = PAPERS["heca"].experiments
+    assert [each.name for each in choose(experiments, ["Fig 9", "8", "table2"], "heca")] == ["fig7", "fig8", "fig9"]
+    assert choose(experiments, [], "heca") == list(experiments)
+    with pytest.raises(ValueError, match=r"heca has no 'fig99' to reproduce: known are fig1, fig6, fig7, table2"):
+        choose(experiments, ["fig99"], "heca")
+
+
+def test_a_claim_that_cannot_be_judged_is_neither_yes_nor_no() -> None:
+    assert Claim("", None, "needs a GPU").verdict == "not judged"
+
+
+def test_kept_samples_are_those_of_the_data_set() -> None:
+    data = open_dataset("synthetic:avazu?scale=0.001&samples=3000")
+    kept = KeptDataSet(data, 1000, 100)
+    assert [kept.num_samples(split) for split in ("train", "valid", "test")] == [1000, 100, 100]
+    pairs = list(zip(kept.loader("train", 300), data.loader("train", 300), strict=False))
+    assert len(pairs) == 4
+    for ours, theirs in pairs[:3]:
+        assert torch.equal(ours.ids, theirs.ids)  # type: ignore[arg-type]
+        assert torch.equal(ours.dense, theirs.dense)
+        assert torch.equal(ours.label, theirs.label)
+    shuffled = torch.cat([batch.dense for batch in kept.loader("train", 300, shuffle=True)])
+    assert not torch.equal(shuffled, torch.cat([batch.dense for batch in kept.loader("train", 300)]))
+
+
+def test_too_few_samples_are_refused(tmp_path: Path) -> None:
+    bench = Bench(TINY["heca"], "cpu", {"criteo-kaggle": "synthetic:criteo-kaggle?scale=0.001&samples=100"})
+    with pytest.raises(ValueError, match="samples to train on, 4 steps of 128 need 512: give fewer --steps"):
+        bench.kept("criteo-kaggle", 128)
