@@ -59,17 +59,22 @@ class Passed:
 class StreamMark:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._device = stream.device
+        self._passed = False
         self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.event.record(stream)
 
     def passed(self) -> bool:
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
+        if not self._passed:  # to ask takes long
+            self._passed = bool(self.event.query())  # type: ignore[no-untyped-call]
+        return self._passed
 
     def hold_caller(self) -> None:
         current_stream(self._device).wait_event(self.event)
 
     def wait(self) -> None:
-        self.event.synchronize()
+        if not self._passed:
+            self.event.synchronize()
+            self._passed = True
 
 
 class StreamLane:

@@ -264,7 +264,7 @@ class _Recording:
             with on_stream(self._copying):
                 self._done.hold_caller()
                 for place, leaf in pairs:
-                    place.copy_(leaf if leaf.is_pinned() else leaf.pin_memory(), non_blocking=True)
+                    place.copy_(leaf, non_blocking=True)  # what is not pinned, CUDA takes a copy of before it goes on
                 self._copied.record(self._copying)
             self._training.wait_event(self._copied)
 
