@@ -1,51 +1,63 @@
 """The same training by every strategy: samples/s, hit rate, bytes moved, device memory, and if the result is equal.
 
-    python benchmarks/strategies.py --data "synthetic:criteo-kaggle?scale=0.01&samples=200000" --batch-size 2048
+    python benchmarks/strategies.py --rows 0.01 --dim 32 --batch-size 2048 --steps 60
 
-Each strategy trains one model on the same batches from the same first values, and is evaluated on the same test split.
-`host` updates its rows by the CPU's operations, so on a GPU its result is equal to rounding only.
+Each strategy trains one model on the same synthetic Criteo batches, which are in memory before, from the same first
+values, and is evaluated on the same test split. `host` updates its rows by the CPU's operations, so on a GPU its result
+is equal to rounding only.
 """
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from environment import describe, print_heading, write_json
 
+from hotrows.reproduce.bench import Bench
+from hotrows.reproduce.scale import Scale
 from hotrows.strategies import STRATEGIES
 from hotrows.train.config import RunConfig, from_dict
-from hotrows.train.run import choose_device, run
+from hotrows.train.run import choose_device
 
+SHAPE = "criteo-kaggle"
 SETTINGS = {"optimizer": {"name": "adagrad", "lr": 0.05}, "dense_optimizer": {"name": "adam", "lr": 0.001}}
+COLUMNS = ("strategy", "samples/s", "hit rate", "MB/step in", "MB/step out", "device GB", "loss", "test AUC", "equal")
 
 
-def train(strategy: str, given: argparse.Namespace, out: Path) -> dict[str, Any]:
-    """The summary of one run."""
+def train(strategy: str, given: argparse.Namespace, bench: Bench) -> dict[str, Any]:
+    """The summary of one run, its speed that after the warm-up."""
     content = {
         **SETTINGS,
-        "data": given.data,
-        "device": given.device,
         "strategy": strategy,
-        "out": str(out / strategy),
-        "save": False,
         "model": {"name": given.model, "dim": given.dim},
         "cache": {"size": given.cache},
-        "train": {"batch_size": given.batch_size, "max_steps": given.steps, "precision": given.precision},
+        "train": {"batch_size": given.batch_size, "precision": given.precision},
     }
-    return run(from_dict(RunConfig, content, "benchmark"), progress=False).summary
+    data = bench.kept(SHAPE, given.batch_size)
+    trained = bench.train(strategy, from_dict(RunConfig, content, "benchmark"), data)
+    return {**trained.summary, "samples_per_second": trained.samples_per_second}
+
+
+def line(found: dict[str, Any]) -> str:
+    cache, steps = found["cache"], found["steps"]
+    cells = (
+        f"{found['samples_per_second']:,.0f}", f"{cache['hit_rate']:.1%}", f"{cache['bytes_in'] / steps / 1e6:.2f}",
+        f"{cache['bytes_out'] / steps / 1e6:.2f}", f"{found['device_memory'] / 1e9:.3f}",
+        f"{found['train']['loss']:.6f}", f"{found['test']['auc']:.6f}", "yes" if found["equal_to_first"] else "NO",
+    )  # fmt: skip
+    return f"{found['strategy']:<12}" + "".join(f"{cell:>13}" for cell in cells)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", nargs="+", default=["device", "lookahead", "heca", "freqcache", "host"])
-    parser.add_argument("--data", default="synthetic:criteo-kaggle?scale=0.01&samples=200000")
+    parser.add_argument("--rows", type=float, default=0.01, help="share of the rows of Criteo Kaggle")
     parser.add_argument("--model", default="dlrm:freqcache")
     parser.add_argument("--dim", type=int, default=32)
     parser.add_argument("--cache", default="1.5%")
     parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--steps", type=int, help="at most so many steps")
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--precision", default="fp32", choices=["fp32", "tf32", "bf16"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -55,24 +67,19 @@ def main() -> int:
         parser.error(f"unknown strategies {', '.join(unknown)}; known are {', '.join(STRATEGIES)}")
     environment = describe(str(choose_device(given.device)))
     print_heading(__doc__.splitlines()[0], environment)
-    print(f"{given.data}, {given.model} of dim {given.dim}, cache {given.cache}, batches of {given.batch_size:,}\n")
-    head = ("strategy", "samples/s", "hit rate", "GB in", "GB out", "device GB", "train loss", "test AUC", "equal")
-    print(f"{head[0]:<12}" + "".join(f"{word:>12}" for word in head[1:]))
+    print(
+        f"{given.rows:g} of Criteo Kaggle's rows, {given.model} of dim {given.dim}, cache {given.cache}, "
+        f"{given.steps} steps of {given.batch_size:,} samples\n"
+    )
+    print(f"{COLUMNS[0]:<12}" + "".join(f"{word:>13}" for word in COLUMNS[1:]), flush=True)
+    bench = Bench(Scale("benchmark", given.steps, 0, 4 * given.batch_size, rows=given.rows), given.device)
     results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as directory:
-        for strategy in given.strategies:
-            found = train(strategy, given, Path(directory))
-            results.append(found)
-            cache, first = found["cache"], results[0]
-            equal = (found["train"], found["test"]) == (first["train"], first["test"])
-            found["equal_to_first"] = equal
-            print(
-                f"{strategy:<12}{found['samples_per_second']:>12,.0f}{cache['hit_rate']:>12.1%}"
-                f"{cache['bytes_in'] / 1e9:>12.3f}{cache['bytes_out'] / 1e9:>12.3f}"
-                f"{found['device_memory'] / 1e9:>12.3f}"
-                f"{found['train']['loss']:>12.6f}{found['test']['auc']:>12.6f}{'yes' if equal else 'NO':>12}",
-                flush=True,
-            )
+    for strategy in given.strategies:
+        found = train(strategy, given, bench)
+        first = results[0] if results else found
+        found["equal_to_first"] = (found["train"], found["test"]) == (first["train"], first["test"])
+        results.append(found)
+        print(line(found), flush=True)
     if given.json:
         settings = {key: str(value) for key, value in vars(given).items() if key != "json"}
         write_json(given.json, environment, {"settings": settings, "results": results})
