@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.early_reads import EarlyRead, EarlyReads
-from hotrows.cache.flights import Announcement, Contribution, Flight, LookupGrads, Request, Rows
+from hotrows.cache.flights import Contribution, Flight, LookupGrads, Request, Rows
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Lane, Mark, caller_mark, make_lanes, writable_state
-from hotrows.cache.late import LateBad, LateNumbers, submit_counted
+from hotrows.cache.late import LateNumbers, submit_counted
 from hotrows.cache.movers import Mover, ZeroCopy
 from hotrows.cache.planner import Counts, Placing, Plan, Planner
 from hotrows.cache.resident import ResidentPlanner
+from hotrows.cache.seating import Seating
 from hotrows.cache.stats import Stats
 from hotrows.ops.distinct import Distinct, distinct
 from hotrows.ops.rows import NO_ROW
@@ -75,8 +76,8 @@ class RowGroup:
         self.plan_lane, self.move_lane = make_lanes(self.device)
         self._flights: dict[int, Flight] = {}
         self._unsettled: deque[Flight] = deque()
-        self._released: list[Mark] = [caller_mark(self.device)]
-        self._planned: Mark = caller_mark(self.device)
+        self.released: list[Mark] = [caller_mark(self.device)]
+        self.planned: Mark = caller_mark(self.device)
         self._buried: deque[tuple[tuple[Mark, ...], object]] = deque()
         self._unchecked: deque[Request] = deque()
         self._uncounted: deque[Request] = deque()
@@ -85,13 +86,8 @@ class RowGroup:
         self._num_pinned = 0
         self._record_bytes = layout.num_bytes
         self.uses_ring = self.device.type == "cuda" and not self.mover.waits and self.numbering is None
-        self.ring: Ring | None = None
+        self.seating = Seating(self)
         self.early_reads: EarlyReads | None = None
-        self._ahead = (0, 1)  # depth and window of the loop that looks ahead
-        self._placed: dict[int, Request] = {}  # place → who is in it
-        self._seated: dict[int, Flight] = {}  # seat → who was last in it
-        self._left: dict[int, list[Mark]] = {}  # seat → when who was last in it left
-        self._announcement: Announcement | None = None  # to be made with the next plan
         self._last_move: Mark | None = None
         # at most so many slots of each plan since the oldest in flight may not be taken, be it landed, or have failed
         self._protected: dict[int, int] = {}
@@ -116,11 +112,11 @@ class RowGroup:
             make: makes the rows, numbered table after table, from tensors of the caller's lane, which it keeps alive.
             describe: words for what `Rows.bad` found.
         """
-        self._catch_up()
+        self.catch_up()
         self.flush_announcement()
         number = None
         if announce:
-            number, self._next_number = self._next_number, self._next_number + 1
+            number = self.next_number()
         made: list[tuple[Tensor, Distinct, LateNumbers | None]] = []
 
         def work() -> Tensor:
@@ -137,9 +133,9 @@ class RowGroup:
         named, unique, bad = made[0]
         if bad is not None:
             bad.arrives(mark)
-        self._planned = mark
+        self.planned = mark
         request = Request(unique, number, mark, late, bad, describe, named=None if self.numbering is None else named)
-        self._bury((request, make), mark)
+        self.bury((request, make), mark)
         if announce:
             self._uncounted.append(request)
         return request
@@ -149,130 +145,69 @@ class RowGroup:
         self.flush_announcement()
         if request.number is not None:
             number, request.number = request.number, None
-            self._planned = self.plan_lane.submit(lambda: self.planner.withdraw(request.distinct, number))
-            self._bury(request, self._planned)
-            self._leave_place(request)
+            self.planned = self.plan_lane.submit(lambda: self.planner.withdraw(request.distinct, number))
+            self.bury(request, self.planned)
+            self.seating.leave_place(request)
 
     # -- the ring -----------------------------------------------------------------------------------------------
 
+    @property
+    def ring(self) -> "Ring | None":
+        """Of batches of one shape, once there is one."""
+        return self.seating.ring
+
     def open_ring(self, depth: int, window: int) -> None:
         """A loop begins that looks so far ahead."""
-        self._ahead = (depth, window)
+        self.seating.ahead = (depth, window)
 
     def announce_ids(self, ids: Tensor, part: IdColumns, describe: Callable[[list[int]], str]) -> Request | None:
         """As `request` with `announce`, by kernels in a graph; None where ids are not of the shape for that."""
-        ring = self._ring_for(ids, part)
-        if ring is None:
+        if not self.uses_ring:
             return None
-        self._catch_up()
-        place = ring.next_place()
-        if place in self._placed:
-            return None
-        if not ring.has_room():
-            self.flush_announcement()
-            self._count_announced(wait=True)  # so that the table is made as large as it must be, and no larger
-        self.flush_announcement()
-        number, self._next_number = self._next_number, self._next_number + 1
-        pageable = self.device.type == "cuda" and not ids.is_cuda and not ids.is_pinned()
-        source = ids.pin_memory() if pageable else ids
-        told = LateNumbers(ring.told[place])
-        bad = LateBad(told, ids, part.columns, ring.num_lookups)
-        request = Request(ring.places[place].distinct, number, None, told, bad, describe, place)
-        made = (caller_mark(self.device),) if ids.is_cuda else ()
-        self._announcement = Announcement(request, source, place, number, made)
-        self._placed[place] = request
-        self._uncounted.append(request)
+        self.catch_up()
+        request = self.seating.announce(ids, part, describe)
+        if request is not None:
+            self._uncounted.append(request)
         return request
 
     def flush_announcement(self) -> None:
         """Announce at once what would have been announced with the next plan."""
-        if self._announcement is not None:
-            self._run_ring(None, None, ())
-
-    def _run_ring(self, place: int | None, plan: Callable[[], None] | None, after: tuple[Mark, ...]) -> Mark:
-        """One turn of the ring: announce what is to be announced, and plan the batch of a place, with its moves."""
-        ring, announcement = self.ring, self._announcement
-        assert ring is not None
-        self._announcement = None
-
-        def work() -> None:
-            if announcement is not None:
-                ring.prepare_announcement(announcement.ids, announcement.place, announcement.number)
-            if plan is not None:
-                plan()
-            ring.run(None if announcement is None else announcement.place, place, self.cache.data_ptr())
-
-        if announcement is not None:
-            after = (*announcement.made, *after)
-        mark = self._planned = self.plan_lane.submit(work, after, recorded=True)
-        if announcement is not None:
-            announcement.request.made = mark
-            announcement.request.num_rows.arrives(mark)
-            self._bury(announcement.ids, mark)
-        return mark
-
-    def _ring_for(self, ids: Tensor, part: IdColumns) -> "Ring | None":
-        if not self.uses_ring or ids.numel() == 0:
-            return None
-        from hotrows.cache.fused import reason_against
-        from hotrows.cache.ring import Ring, Shape
-
-        if reason_against(self.planner) is not None:
-            return None
-        depth, window = self._ahead
-        if depth == 0:
-            return None  # rows move at their batch's turn, those of the ring move before
-        shape = Shape(ids.shape[0], ids.shape[1], ids.dtype)
-        if self.ring is not None and self.ring.suits(shape, depth, window):
-            return self.ring
-        if self._placed or any(flight.seat is not None for flight in self._flights.values()):
-            return None  # the ring of another shape is in use, as by the loop whose last batch is a shorter one
-        self._planned.wait()  # the old ring is used no more
-        with writable_state():
-            self.ring = Ring(
-                self.planner, part, shape, depth, window, self.store.num_rows, self.device, self._move_in_ring
-            )
-        caller_mark(self.device).wait()
-        self._seated.clear()
-        self._left.clear()
-        return self.ring
+        self.seating.flush_announcement()
 
     def has_seat(self, flight: Flight) -> bool:
         """Whether a flight's plan still is in its seat."""
-        return flight.seat is not None and self._seated.get(flight.seat) is flight
+        return self.seating.has_seat(flight)
 
-    def _leave_place(self, request: Request) -> None:
-        if request.place is not None:
-            self._placed.pop(request.place)
-            request.place = None
+    def submit_turn(self, work: Callable[[], None], after: Iterable[Mark]) -> Mark:
+        """One turn of the ring, which plans and moves: behind all of that before it."""
+        last, self._last_move = self._last_move, None
+        waits = (*after, *(() if last is None else (last,)))
+        self.planned = self.plan_lane.submit(work, waits, recorded=True)
+        return self.planned
 
-    def _plan_in_ring(self, request: Request) -> Flight | None:
-        """Plan an announced batch in its seat, None where it has none that is free."""
-        ring, place, number = self.ring, request.place, request.number
-        if ring is None or place is None or number is None:
-            return None
-        seat = ring.seat_of(place)
-        if seat in self._seated and not self._seated[seat].landed:
-            return None
-        oldest = min(self._flights, default=None)
-        made: list[int] = []
-        num_rows = request.num_rows.get()[0] if request.num_rows.ready() else ring.num_lookups
-        after = tuple(self._released)
-        waits = (*self._left.get(seat, ()), *after, *(() if self._last_move is None else (self._last_move,)))
-        mark = self._run_ring(place, lambda: made.append(ring.prepare_plan(place, oldest, number, num_rows)), waits)
-        self._last_move = None
-        late = LateNumbers(ring.counts[seat])
-        late.arrives(mark)
-        plan = ring.plan_in(seat, made[0], number, num_rows)
-        flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, moved=mark, seat=seat)
-        self._seated[seat] = flight
-        return flight
+    def next_number(self) -> int:
+        """Under which the next batch is announced."""
+        self._next_number += 1
+        return self._next_number - 1
+
+    @property
+    def oldest(self) -> int | None:
+        """The first plan in flight."""
+        return min(self._flights, default=None)
+
+    def flies_in_ring(self) -> bool:
+        """Whether a plan in a seat is in flight."""
+        return any(flight.seat is not None for flight in self._flights.values())
+
+    def move_in_ring(self, seat: "Seat") -> None:
+        if not self.is_resident:
+            self.mover.move(self.store, self.cache, seat.move_slots, seat.move_out, seat.move_in, seat.num_moves)
 
     # -- plans --------------------------------------------------------------------------------------------------
 
     def plan_ahead(self, request: Request) -> Flight:
         """Plan a batch before its turn, all or nothing. `settle` tells whether it fitted."""
-        self._catch_up()
+        self.catch_up()
         self._settle_unmoved()
         return self._plan(request, Placing.ALL_OR_NOTHING, after=())
 
@@ -290,7 +225,7 @@ class RowGroup:
 
     def plan_now(self, request: Request, placing: Placing) -> Flight:
         """Plan a batch at its turn; what has no slot is copied to the overflow buffer."""
-        self._catch_up()
+        self.catch_up()
         self._settle_unmoved()
         flight = self._plan(request, placing, after=(caller_mark(self.device),))
         if placing is not Placing.NOTHING:
@@ -305,8 +240,8 @@ class RowGroup:
         return flight
 
     def _plan(self, request: Request, placing: Placing, after: tuple[Mark, ...]) -> Flight:
-        oldest = min(self._flights, default=None)
-        flight = self._plan_in_ring(request) if placing is Placing.ALL_OR_NOTHING else None
+        oldest = self.oldest
+        flight = self.seating.plan(request) if placing is Placing.ALL_OR_NOTHING else None
         if flight is None:
             flight = self._plan_freely(request, placing, after, oldest)
         self._flights[flight.plan.batch] = flight
@@ -328,10 +263,10 @@ class RowGroup:
             return made[0].counts
 
         late, mark = submit_counted(self.plan_lane, work)
-        self._leave_place(request)
-        self._planned = mark
+        self.seating.leave_place(request)
+        self.planned = mark
         # what was released before this plan was made is what its moves wait for
-        return Flight(made[0], request, placing, late, mark, (*self._released, *after))
+        return Flight(made[0], request, placing, late, mark, (*self.released, *after))
 
     def _can_overflow(self, flight: Flight) -> bool:
         """Whether, for all the host knows without waiting, rows of a plan may have no slot."""
@@ -371,11 +306,11 @@ class RowGroup:
             self.stats.shrinks += 1
             self._flights.pop(flight.plan.batch)
             if flight.seat is not None:
-                del self._seated[flight.seat]
-            self._bury(flight, flight.planned)
+                self.seating.leave_seat(flight)
+            self.bury(flight, flight.planned)
             return
         if flight.seat is not None:
-            self._leave_place(flight.request)
+            self.seating.leave_place(flight.request)
             flight.request.distinct = flight.plan.distinct
         if flight.moved is None:
             self._move(flight)
@@ -409,10 +344,6 @@ class RowGroup:
         self._last_move = self.move_lane.submit(work, after)
         return self._last_move
 
-    def _move_in_ring(self, seat: "Seat") -> None:
-        if not self.is_resident:
-            self.mover.move(self.store, self.cache, seat.move_slots, seat.move_out, seat.move_in, seat.num_moves)
-
     def _fetch_overflow(self, flight: Flight) -> None:
         plan, store, cache, mover = flight.plan, self.store, self.cache, self.mover
 
@@ -420,7 +351,7 @@ class RowGroup:
             nothing = torch.full_like(plan.overflow_rows, NO_ROW)
             mover.move(store, cache, plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow)
 
-        flight.moved = self._submit_move(work, (self._planned,))
+        flight.moved = self._submit_move(work, (self.planned,))
 
     def _reserve_overflow(self, num: int) -> None:
         """Make the overflow buffer, which lies behind the slots, hold `num` records."""
@@ -436,7 +367,7 @@ class RowGroup:
 
     def _wait_for_moves(self) -> None:
         """Block the host until every queued move is done and nothing in the caller's lane uses the cache."""
-        self._submit_move(_do_nothing, (caller_mark(self.device), self._planned)).wait()
+        self._submit_move(_do_nothing, (caller_mark(self.device), self.planned)).wait()
 
     # -- early reads ----------------------------------------------------------------------------------------------
 
@@ -500,7 +431,7 @@ class RowGroup:
         flight.used = mark or caller_mark(self.device)
         flight.used_up = mark is not None
         if flight.landed:
-            self._bury(flight, flight.used)
+            self.bury(flight, flight.used)
 
     def can_update_in_place(self, flight: Flight) -> bool:
         """Whether the records that a plan points to still are the current ones."""
@@ -538,7 +469,7 @@ class RowGroup:
         rows = torch.cat([part.rows for part in contributions])
         grads = torch.cat([part.grads for part in contributions])
         # the rows of the parts belong to the planning lane, which must not have them back before they are read
-        self._bury(contributions, caller_mark(self.device))
+        self.bury(contributions, caller_mark(self.device))
         request = self.request(lambda: Rows(rows))
         flight = self.plan_now(request, Placing.WHAT_FITS)
         self.acquire(flight)
@@ -553,7 +484,7 @@ class RowGroup:
             nothing = torch.full_like(plan.overflow_rows, NO_ROW)
             mover.move(store, cache, plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow)
 
-        flight.moved = self._submit_move(work, (caller_mark(self.device), self._planned))
+        flight.moved = self._submit_move(work, (caller_mark(self.device), self.planned))
         self.stats.bytes_out += flight.counts.overflow * store.layout.num_bytes
 
     def _land(self, flight: Flight) -> None:
@@ -562,12 +493,12 @@ class RowGroup:
             marks.append(flight.used)
         flight.landed = True
         if flight.seat is not None:
-            self._left[flight.seat] = marks
+            self.seating.leave_seat(flight, marks)
         del self._flights[flight.plan.batch]
-        self._released = [mark for mark in self._released if not mark.passed()] + marks
+        self.released = [mark for mark in self.released if not mark.passed()] + marks
         assert flight.moved is not None
         if flight.seat is None:  # the memory of a seat stays
-            self._bury(flight, *marks, flight.moved)
+            self.bury(flight, *marks, flight.moved)
 
     # -- whole-table operations -----------------------------------------------------------------------------------
 
@@ -598,7 +529,7 @@ class RowGroup:
             mover.move(store, cache, place, rows if out else nothing, nothing if out else rows, num)
             moving.append((rows >= 0).sum())
 
-        self._submit_move(work, (caller_mark(self.device), self._planned)).wait()
+        self._submit_move(work, (caller_mark(self.device), self.planned)).wait()
         num_bytes = int(moving[0]) * store.layout.num_bytes
         if out:
             self.stats.bytes_out += num_bytes
@@ -643,8 +574,8 @@ class RowGroup:
                     f"cache of {self.num_slots:,}: pin fewer rows or make the cache larger"
                 )
             pinned = self.planner.slots.pinned
-            self._planned = self.plan_lane.submit(lambda: _set(pinned, flight.plan.row_slots))
-            self._planned.hold_caller()
+            self.planned = self.plan_lane.submit(lambda: _set(pinned, flight.plan.row_slots))
+            self.planned.hold_caller()
             self._num_pinned = int(pinned.sum())
         finally:
             self.acquire(flight)
@@ -655,7 +586,7 @@ class RowGroup:
         if isinstance(self.planner, ResidentPlanner):
             return
         pinned = self.planner.slots.pinned
-        self._planned = self.plan_lane.submit(lambda: _clear(pinned))
+        self.planned = self.plan_lane.submit(lambda: _clear(pinned))
         self._num_pinned = 0
 
     # -- bookkeeping ----------------------------------------------------------------------------------------------
@@ -681,21 +612,21 @@ class RowGroup:
         """As `drop`, from any thread at any time; takes effect before the next plan."""
         self._abandoned.append(flight)
 
-    def _bury(self, holds: object, *marks: Mark) -> None:
+    def bury(self, holds: object, *marks: Mark) -> None:
         """Keep memory that lanes still read until they have passed these marks."""
         self._buried.append((marks, holds))
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Take note of what has happened meanwhile, without waiting for anything."""
         while self._abandoned:
             self.drop(self._abandoned.popleft())
         while self._buried and all(mark.passed() for mark in self._buried[0][0]):
             self._buried.popleft()
-        self._count_announced(wait=False)
+        self.count_announced(wait=False)
         while self._unsettled and self._unsettled[0].moved is not None and self._unsettled[0].late.ready():
             self._settle_first()
 
-    def _count_announced(self, wait: bool) -> None:
+    def count_announced(self, wait: bool) -> None:
         while self._uncounted and (wait or self._uncounted[0].num_rows.ready()):
             request = self._uncounted.popleft()
             if request.number is not None:

@@ -1,0 +1,153 @@
+"""Who is in which place and seat of a group's ring, and the turns of the ring.
+
+A batch is announced into a place, planned into the seat that goes with the place, and leaves the place once its plan is
+known to fit, the seat when it has trained. A turn announces one batch and plans another, in one recording, so what is
+announced waits for the next plan.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from hotrows.cache.flights import Announcement, Flight, Request
+from hotrows.cache.id_columns import IdColumns
+from hotrows.cache.lanes import Mark, caller_mark, writable_state
+from hotrows.cache.late import LateBad, LateNumbers
+from hotrows.cache.planner import Placing
+
+if TYPE_CHECKING:
+    from hotrows.cache.group import RowGroup
+    from hotrows.cache.ring import Ring
+
+
+class Seating:
+    """Args:
+    group: whose batches they are.
+    """
+
+    def __init__(self, group: "RowGroup") -> None:
+        self._group: RowGroup = weakref.proxy(group)  # a group is let go with its last user, cache and all
+        self.ring: Ring | None = None
+        self.ahead = (0, 1)  # depth and window of the loop that looks ahead
+        self._placed: dict[int, Request] = {}  # place → who is in it
+        self._seated: dict[int, Flight] = {}  # seat → who was last in it
+        self._left: dict[int, list[Mark]] = {}  # seat → when who was last in it left
+        self._announcement: Announcement | None = None  # to be made with the next plan
+
+    def announce(self, ids: Tensor, part: IdColumns, describe: Callable[[list[int]], str]) -> Request | None:
+        """A place for a batch; None where it has no shape for a ring, or there is no place."""
+        group, ring = self._group, self._ring_for(ids, part)
+        if ring is None:
+            return None
+        place = ring.next_place()
+        if place in self._placed:
+            return None
+        if not ring.has_room():
+            self.flush_announcement()
+            group.count_announced(wait=True)  # so that the table is made as large as it must be, and no larger
+        self.flush_announcement()
+        number = group.next_number()
+        pageable = group.device.type == "cuda" and not ids.is_cuda and not ids.is_pinned()
+        source = ids.pin_memory() if pageable else ids
+        told = LateNumbers(ring.told[place])
+        bad = LateBad(told, ids, part.columns, ring.num_lookups)
+        request = Request(ring.places[place].distinct, number, None, told, bad, describe, place)
+        made = (caller_mark(group.device),) if ids.is_cuda else ()
+        self._announcement = Announcement(request, source, place, number, made)
+        self._placed[place] = request
+        return request
+
+    def flush_announcement(self) -> None:
+        """Announce at once what would have been announced with the next plan."""
+        if self._announcement is not None:
+            self._turn(None, None, ())
+
+    def plan(self, request: Request) -> Flight | None:
+        """Plan an announced batch in its seat, None where it has none that is free."""
+        group, ring, place, number = self._group, self.ring, request.place, request.number
+        if ring is None or place is None or number is None:
+            return None
+        seat = ring.seat_of(place)
+        if seat in self._seated and not self._seated[seat].landed:
+            return None
+        oldest = group.oldest
+        made: list[int] = []
+        num_rows = request.num_rows.get()[0] if request.num_rows.ready() else ring.num_lookups
+        after = tuple(group.released)
+        waits = (*self._left.get(seat, ()), *after)
+        mark = self._turn(place, lambda: made.append(ring.prepare_plan(place, oldest, number, num_rows)), waits)
+        late = LateNumbers(ring.counts[seat])
+        late.arrives(mark)
+        plan = ring.plan_in(seat, made[0], number, num_rows)
+        flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, moved=mark, seat=seat)
+        self._seated[seat] = flight
+        return flight
+
+    def has_seat(self, flight: Flight) -> bool:
+        """Whether a flight's plan still is in its seat."""
+        return flight.seat is not None and self._seated.get(flight.seat) is flight
+
+    def leave_place(self, request: Request) -> None:
+        if request.place is not None:
+            self._placed.pop(request.place)
+            request.place = None
+
+    def leave_seat(self, flight: Flight, marks: list[Mark] | None = None) -> None:
+        """A flight has landed, and its seat is free after these marks; without them its plan did not fit."""
+        assert flight.seat is not None
+        if marks is None:
+            del self._seated[flight.seat]
+        else:
+            self._left[flight.seat] = marks
+
+    def _turn(self, place: int | None, plan: Callable[[], None] | None, after: tuple[Mark, ...]) -> Mark:
+        """Announce what is to be announced, and plan the batch of a place, with its moves."""
+        group, ring, announcement = self._group, self.ring, self._announcement
+        assert ring is not None
+        self._announcement = None
+
+        def work() -> None:
+            if announcement is not None:
+                ring.prepare_announcement(announcement.ids, announcement.place, announcement.number)
+            if plan is not None:
+                plan()
+            ring.run(None if announcement is None else announcement.place, place, group.cache.data_ptr())
+
+        if announcement is not None:
+            after = (*announcement.made, *after)
+        mark = group.submit_turn(work, after)
+        if announcement is not None:
+            announcement.request.made = mark
+            announcement.request.num_rows.arrives(mark)
+            group.bury(announcement.ids, mark)
+        return mark
+
+    def _ring_for(self, ids: Tensor, part: IdColumns) -> "Ring | None":
+        group = self._group
+        if ids.numel() == 0:
+            return None
+        from hotrows.cache.fused import reason_against
+        from hotrows.cache.ring import Ring, Shape
+
+        if reason_against(group.planner) is not None:
+            return None
+        depth, window = self.ahead
+        if depth == 0:
+            return None  # rows move at their batch's turn, those of the ring move before
+        shape = Shape(ids.shape[0], ids.shape[1], ids.dtype)
+        if self.ring is not None and self.ring.suits(shape, depth, window):
+            return self.ring
+        if self._placed or group.flies_in_ring():
+            return None  # the ring of another shape is in use, as by the loop whose last batch is a shorter one
+        group.planned.wait()  # the old ring is used no more
+        with writable_state():
+            self.ring = Ring(
+                group.planner, part, shape, depth, window, group.store.num_rows, group.device,
+                lambda seat: group.move_in_ring(seat),
+            )  # fmt: skip
+        caller_mark(group.device).wait()
+        self._seated.clear()
+        self._left.clear()
+        return self.ring
