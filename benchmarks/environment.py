@@ -30,14 +30,16 @@ def hardware(device: str) -> str:
 
 
 def commit() -> str:
-    """The commit of the working tree, marked where files differ from it; of a copy without git what it is told."""
+    """The commit of the working tree, marked where files differ from it; of a copy of one what it is told."""
+    if "HOTROWS_COMMIT" in os.environ:
+        return os.environ["HOTROWS_COMMIT"]
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
             cwd=Path(__file__).parent, capture_output=True, text=True, check=True,
         )  # fmt: skip
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("HOTROWS_COMMIT", "unknown")
+        return "unknown"
     return found.stdout.strip()
 
 

@@ -10,7 +10,6 @@ Exit code 1 where a figure is missed, tables differ, or hotrows or device fails.
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -371,7 +370,6 @@ BATCH_SIZES = {
 def describe_all(device: torch.device) -> dict[str, Any]:
     """`describe`, and what matters on a GPU."""
     found = describe(str(device))
-    found["commit"] = os.environ.get("HOTROWS_COMMIT", found["commit"])  # where the tree was copied without its git
     if device.type != "cuda":
         return found
     try:

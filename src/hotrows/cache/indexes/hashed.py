@@ -5,6 +5,8 @@ little, so the table is built anew when they are known to be more than half the 
 row. And before they can be so many that a search might never end, counting what the host does not know yet.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,14 +16,14 @@ from hotrows.cache.slots import Slots
 from hotrows.ops import row_table
 from hotrows.ops.rows import NO_SLOT
 
-CELLS_PER_SLOT = 3
-MOST_ERASED = 1.75  # per slot: with as many rows as slots, one cell in twelve is empty
+CELLS_PER_SLOT = 2.5
+MOST_ERASED = 1.25  # per slot: with as many rows as slots, one cell in ten is empty
 
 
 class HashIndex(Index):
     def __init__(self, num_rows: int, slots: Slots) -> None:
         super().__init__(num_rows, slots)
-        self.num_cells = CELLS_PER_SLOT * slots.num + 1
+        self.num_cells = math.ceil(CELLS_PER_SLOT * slots.num) + 1
         self.keys = torch.empty(self.num_cells + 1, dtype=torch.int64, device=slots.device)
         self.slot_at = torch.empty(self.num_cells + 1, dtype=torch.int32, device=slots.device)
         self.cell_of = torch.empty(slots.num + 1, dtype=torch.int32, device=slots.device)
@@ -31,7 +33,7 @@ class HashIndex(Index):
 
     @staticmethod
     def num_bytes(num_rows: int, num_slots: int) -> int:
-        return num_slots * (CELLS_PER_SLOT * (8 + 4) + 4)
+        return math.ceil(num_slots * (CELLS_PER_SLOT * (8 + 4) + 4))
 
     def find(self, rows: Tensor, num: Tensor) -> Tensor:
         cells = row_table.find(self.keys, rows, num)

@@ -5,22 +5,23 @@ import triton.language as tl
 from torch import Tensor
 
 # Few programs with many bytes in flight each: a matrix product wants the whole register file of every multiprocessor,
-# and would wait for each one that is taken. Slower moves cost nothing, they have the time of a step.
+# and would wait for each one that is taken. Slower moves cost nothing as long as they take less time than a step, which
+# grows with the lookups: one program moves about a word, each way, in the time that a fifth of a lookup trains.
 _MOST_PROGRAMS = 16
 _FEWEST_PROGRAMS = 2
-_WORDS_PER_PROGRAM = 1 << 22
+_WORDS_PER_LOOKUP = 2  # that a program has the time for
 _NUM_WARPS = 32
 _TILE = 16384  # words at a time and program, each way
 _MOST_WORDS = 512  # of a record at a time
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["share"])
 def _swap(
-    cache, store, slots, rows_out, rows_in, num,
-    W: tl.constexpr, MOVES: tl.constexpr, WORDS: tl.constexpr, FEWEST: tl.constexpr, SHARE: tl.constexpr,
+    cache, store, slots, rows_out, rows_in, num, share,
+    W: tl.constexpr, MOVES: tl.constexpr, WORDS: tl.constexpr, FEWEST: tl.constexpr,
 ):  # fmt: skip
     count = tl.load(num)
-    wanted = tl.maximum(tl.cdiv(count.to(tl.int64) * W, SHARE), FEWEST)
+    wanted = tl.maximum(tl.cdiv(count.to(tl.int64) * W, share), FEWEST)
     num_programs = tl.minimum(wanted, tl.num_programs(0))
     first = tl.program_id(0).to(tl.int64) * MOVES
     while (first < count) & (tl.program_id(0) < num_programs):
@@ -51,6 +52,6 @@ def swap(cache: Tensor, store: Tensor, slots: Tensor, rows_out: Tensor, rows_in:
     moves = _TILE // words  # as many words as threads at the least, so that each is moved by one alone
     grid = (min(triton.cdiv(slots.numel(), moves), _MOST_PROGRAMS),)
     _swap[grid](
-        cache, store, slots, rows_out, rows_in, num,
-        W=num_words, MOVES=moves, WORDS=words, FEWEST=_FEWEST_PROGRAMS, SHARE=_WORDS_PER_PROGRAM, num_warps=_NUM_WARPS,
+        cache, store, slots, rows_out, rows_in, num, _WORDS_PER_LOOKUP * slots.numel(),
+        W=num_words, MOVES=moves, WORDS=words, FEWEST=_FEWEST_PROGRAMS, num_warps=_NUM_WARPS,
     )  # fmt: skip
