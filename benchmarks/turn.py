@@ -42,6 +42,7 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
     generator = torch.Generator(device).manual_seed(0)
     waiting: deque[tuple[int, int]] = deque()
     plans: deque[int] = deque(maxlen=depth + 1)
+    rows_of: dict[int, int] = {}  # distinct rows by place
     times, misses, unique, number = [], [], [], 0
     while len(times) < turns:
         ids = draw_ranks(sizes, (batch_size,), EXPONENT, generator)
@@ -52,7 +53,8 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
         planned, of = waiting[0] if len(waiting) == window else (None, -1)
         if planned is not None:
             waiting.popleft()
-            plans.append(ring.prepare_plan(planned, plans[0] if plans else None, of, ring.num_lookups))
+            oldest = plans[0] if plans else None
+            plans.append(ring.prepare_plan(planned, oldest, of, rows_of[planned], everywhere=False)[0])
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(device)
         start.record()
@@ -61,10 +63,11 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
         torch.cuda.synchronize(device)
         for told, count in [(waiting[-1], int(ring.told[waiting[-1][0]][0]))]:
             planner.counted(told[1], count)
+            rows_of[told[0]] = count
         if planned is not None:
             counts = Counts(*ring.counts[ring.seat_of(planned)].tolist())
             assert counts.fits, "the cache is too small for the batches in flight"
-            planner.index.replaced(counts.evictions, ring.num_lookups)
+            planner.index.replaced(counts.evictions, rows_of[planned])
             planner.policy.came(of)
             if counts.evictions == counts.misses > 0:  # the cache is full
                 times.append(start.elapsed_time(end))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hotrows
+from hotrows.cache import scan
 
 SIZES = {"a": 300, "b": 7}
 NUM_BATCHES = 14
@@ -50,6 +51,26 @@ def test_same_as_without_a_ring(index):
     assert seats == NUM_BATCHES
     assert stats.evictions > 0
     assert (stats.lookups, stats.unique) == (expected.lookups, expected.unique)
+
+
+@pytest.mark.parametrize("ring", [True, False])
+def test_victims_from_a_part_of_the_slots_at_a_time(ring, monkeypatch):
+    """Parts so small that some have too few victims: these batches are planned again, with all slots."""
+    monkeypatch.setattr(scan, "LEAST", 8)
+    monkeypatch.setattr(scan, "PER_ROW", 1)
+    batches, parts = make_batches(12), []
+    next_part = scan.Scans.next_part
+    monkeypatch.setattr(
+        scan.Scans, "next_part", lambda self, num: parts.append(next_part(self, num)) or parts[-1]
+    )  # fmt: skip
+    ours, stats, seats = train(batches, ring=ring, cache=90, index="hash")
+    same(ours, train(batches, ring=False, store="device")[0])
+    assert any(part.length < 90 for part in parts)
+    assert len({part.start for part in parts}) > 2, "every slot has its turn"
+    assert stats.overflow == 0
+    assert stats.evictions > 0
+    assert stats.shrinks == 0, "there is room for all of them"
+    assert seats == (NUM_BATCHES if ring else 0)
 
 
 def test_plans_that_do_not_fit_beside_those_in_flight_are_made_again():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hotrows.cache import scan
 from hotrows.cache.fused import FusedPlanner, Place, Seat
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.indexes import make_index
@@ -47,7 +48,7 @@ class Stepwise:
         return unique
 
     def plan(self, unique, oldest: int | None, number: int):
-        made = self.planner.plan(unique, Placing.ALL_OR_NOTHING, oldest, number)
+        made = self.planner.plan(unique, Placing.ALL_OR_NOTHING, oldest, number, everywhere=False)
         counts = Counts(*made.counts.tolist())
         self.planner.settle(made, counts, Placing.ALL_OR_NOTHING)
         return made, counts
@@ -95,8 +96,9 @@ class ByKernels:
         planner, seat = self.planner, Seat(self.fused.num_lookups, self.device, counts_on_host)
         planner.batch += 1
         planner.index.maintain(self.fused.num_lookups)
-        written = [planner.batch, planner.batch if oldest is None else oldest, number, 0]
-        place.on_host.planned_with.copy_(torch.tensor(written))
+        looked_at = planner.next_scan(int(place.told[0]), everywhere=False)
+        written = [planner.batch, planner.batch if oldest is None else oldest, number, *looked_at]
+        place.on_host.planned_with[: len(written)] = torch.tensor(written)
         self.fused.begin(None, place)
         self.fused.plan(place, seat)
         finish(self.device)
@@ -109,10 +111,17 @@ class ByKernels:
 
 @pytest.mark.parametrize("index", ["hash", "direct"])
 @pytest.mark.parametrize(
-    ("policy", "capacity"),
-    [("lookahead", 60), ("lookahead", 110), ("lookahead with counts", 80), ("lru", 60), ("lfu", 80)],
-)
-def test_plans_what_the_planner_plans(policy, index, capacity, device, random):
+    ("policy", "capacity", "by_parts"),
+    [
+        ("lookahead", 60, False), ("lookahead", 110, False), ("lookahead", 110, True),
+        ("lookahead with counts", 80, False), ("lookahead with counts", 110, True), ("lru", 60, False),
+        ("lfu", 80, False),
+    ],
+)  # fmt: skip
+def test_plans_what_the_planner_plans(policy, index, capacity, by_parts, device, random, monkeypatch):
+    if by_parts:
+        monkeypatch.setattr(scan, "LEAST", 40)
+        monkeypatch.setattr(scan, "PER_ROW", 1)
     chosen: str | Policy = policy
     if policy == "lookahead with counts":
         chosen = Lookahead(torch.randint(100, (sum(SIZES),), generator=random))
@@ -209,4 +218,4 @@ def test_some_columns(device, random):
 
 
 def test_numbers_are_where_the_kernels_look():
-    assert (kernel.BATCH.value, kernel.OLDEST.value, kernel.NUMBER.value) == (0, 1, 2)
+    assert (kernel.BATCH.value, kernel.OLDEST.value, kernel.NUMBER.value, kernel.SCAN.value) == (0, 1, 2, 3)

@@ -81,3 +81,23 @@ def test_one_pass_over_the_priorities_of_a_policy_that_looks_ahead(wanted, devic
     answer = answer.to(device)
     kernel.select_into(*moved, answer)
     assert answer.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 9000), (100, 3000), (8000, 5000), (8999, 9000), (4096, 4096)])
+@pytest.mark.parametrize("number", [None, 1000])
+def test_a_part_of_the_slots(start, length, number, device, random):
+    priority = torch.randint(MOST_SEEN + 1, (9000,), generator=random).int()
+    last_used = torch.randint(10, (9000,), generator=random).int()
+    pinned = torch.rand(9000, generator=random) < 0.2
+    part = (torch.arange(length) + start) % 9000
+    num_wanted = torch.tensor([700], dtype=torch.int32)
+    expected = part[reference.select(priority[part], last_used[part], pinned[part], 7, num_wanted, 700).long()]
+    numbers = torch.tensor([7, number or 0, start, length], dtype=torch.int32, device=device)
+    counts = torch.zeros(kernel.NUM_COUNTS, dtype=torch.int32, device=device)
+    answer = torch.full((700,), -1, dtype=torch.int32, device=device)
+    kernel.select_into(
+        priority.to(device), None if number is None else numbers[1:2], last_used.to(device), pinned.to(device),
+        numbers[:1], num_wanted.to(device), counts, answer, numbers[2:],
+    )  # fmt: skip
+    assert answer.tolist() == expected.tolist()
+    assert int(counts[:256].sum()) == int(((last_used < 7) & ~pinned)[part].sum())

@@ -41,6 +41,7 @@ class Request:
     place: int | None = None  # in the ring, until it is planned for good
     named: Tensor | None = None  # its rows numbered table after table, where the store has them in another order
     checked: bool = False
+    failed: bool = False  # there was no room for it where victims were looked for
 
     @property
     def named_distinct(self) -> Distinct:

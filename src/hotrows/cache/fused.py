@@ -163,6 +163,7 @@ class FusedPlanner:
         select_into(
             slots.priority[:end], numbers[kernel.NUMBER.value :][:1] if in_one_pass else None, slots.last_used[:end],
             slots.pinned, numbers[kernel.OLDEST.value :][:1], sums[:1], evictable, self._chosen,
+            numbers[kernel.SCAN.value :][:2] if policy.by_parts else None,
         )  # fmt: skip
         seen = place_of = up_keys = up_uses = None
         num_up_cells = 1

@@ -195,6 +195,10 @@ class RowGroup:
         """The first plan in flight."""
         return min(self._flights, default=None)
 
+    def looks_everywhere(self, request: Request) -> bool:
+        """Whether all slots must be looked at for a batch's victims: a part may be pinned, or was too small before."""
+        return request.failed or self._num_pinned > 0
+
     def flies_in_ring(self) -> bool:
         """Whether a plan in a seat is in flight."""
         return any(flight.seat is not None for flight in self._flights.values())
@@ -254,12 +258,13 @@ class RowGroup:
 
     def _plan_freely(self, request: Request, placing: Placing, after: tuple[Mark, ...], oldest: int | None) -> Flight:
         self.flush_announcement()
+        everywhere = placing is not Placing.ALL_OR_NOTHING or self.looks_everywhere(request)
         made: list[Plan] = []
 
         def work() -> Tensor:
             if request.place is not None:  # which another batch will take
                 request.distinct = Distinct(*(part.clone() for part in request.distinct))
-            made.append(self.planner.plan(request.distinct, placing, oldest, request.number))
+            made.append(self.planner.plan(request.distinct, placing, oldest, request.number, everywhere))
             return made[0].counts
 
         late, mark = submit_counted(self.plan_lane, work)
@@ -303,7 +308,8 @@ class RowGroup:
             self.stats.evictions += counts.evictions
             self.stats.overflow += counts.overflow
         else:
-            self.stats.shrinks += 1
+            self.stats.shrinks += flight.plan.looked_at_all
+            flight.request.failed = True
             self._flights.pop(flight.plan.batch)
             if flight.seat is not None:
                 self.seating.leave_seat(flight)

@@ -113,7 +113,8 @@ class Pipeline:
                 entry.flight, entry.turn, entry.place, entry.seen = flight, self._turn, place, False
                 if place > self._depth or (place > 0 and flight.seat is not None):
                     break
-                if not self._look(entry) and not self._let_last_go():
+                looked_at_all = flight.plan.looked_at_all
+                if not self._look(entry) and looked_at_all and not self._let_last_go():
                     return
 
     def _in_ring(self) -> bool:
@@ -126,9 +127,10 @@ class Pipeline:
         from then on, and one more than that is tried seldom: it is nearer batches that must not fail.
         """
         assert entry.flight is not None
-        entry.seen = self._group.settle(entry.flight)
+        flight, entry.seen = entry.flight, self._group.settle(entry.flight)
         if not entry.seen:
             entry.flight = None
+        if not entry.seen and flight.plan.looked_at_all:
             reach = entry.place - (1 if entry.place <= LAG_IN_RING + 1 else 2)
             if reach < self._reach:
                 self._reach, self._changed = max(0, reach), self._turn

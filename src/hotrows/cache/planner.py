@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hotrows.cache.indexes import Index
 from hotrows.cache.policies import Access, Policy
+from hotrows.cache.scan import Scan, Scans
 from hotrows.cache.slots import Slots
 from hotrows.ops.distinct import Distinct
 from hotrows.ops.rows import NO_ROW, NO_SLOT, filled
@@ -58,6 +59,7 @@ class Plan:
     counts: Tensor  # int32, the fields of Counts
     index_generation: int
     most_moves: int  # that the host reckoned with
+    looked_at_all: bool  # slots, for victims
 
 
 class Planner:
@@ -73,6 +75,7 @@ class Planner:
         self.policy = policy
         policy.bind(slots)
         self.batch = 0
+        self._scans = Scans(slots.num)
 
     @property
     def num_slots(self) -> int:
@@ -92,15 +95,30 @@ class Planner:
         """The host has learned how many rows an announced batch has."""
         self.policy.counted(number, num_rows)
 
-    def plan(self, distinct: Distinct, placing: Placing, oldest: int | None = None, number: int | None = None) -> Plan:
+    def next_scan(self, num_rows: int, everywhere: bool) -> Scan:
+        """Where the next batch, of at most so many distinct rows, finds its victims."""
+        if everywhere or not self.policy.by_parts:
+            return self._scans.of_all()
+        return self._scans.next_part(num_rows)
+
+    def plan(
+        self,
+        distinct: Distinct,
+        placing: Placing,
+        oldest: int | None = None,
+        number: int | None = None,
+        everywhere: bool = True,
+    ) -> Plan:
         """Plan the next batch.
 
         Args:
             oldest: the first batch in flight, whose slots and all later ones' stay; None if there is none.
+            everywhere: look at all slots for victims, not at a part of them if the policy allows that.
         """
         self.batch += 1
         slots = self.slots
         rows = distinct.rows[: filled(distinct.rows, distinct.num)]
+        scan = self.next_scan(rows.numel(), everywhere)
         position = torch.arange(rows.numel(), dtype=torch.int32, device=rows.device)
         found = self.index.find(rows, distinct.num)
         hit = found >= 0
@@ -117,7 +135,7 @@ class Planner:
             slots.last_used.index_fill_(0, slots.or_nowhere(found), self.batch)
             self.policy.refresh(self.batch)
             self.index.maintain(rows.numel())
-            chosen = self.index.place(miss_rows, num_misses, self.batch if oldest is None else oldest)
+            chosen = self.index.place(miss_rows, num_misses, self.batch if oldest is None else oldest, scan)
             fits = ((chosen >= 0) == wanted).all()
             placed = wanted & (chosen >= 0)
             if placing is Placing.ALL_OR_NOTHING:
@@ -181,6 +199,7 @@ class Planner:
             counts=counts,
             index_generation=self.index.generation,
             most_moves=rows.numel(),
+            looked_at_all=scan.length == slots.num,
         )
 
     def settle(self, plan: Plan, counts: Counts, placing: Placing) -> None:

@@ -26,7 +26,14 @@ class ResidentPlanner:
     def settle(self, plan: Plan, counts: Counts, placing: Placing) -> None:
         pass
 
-    def plan(self, distinct: Distinct, placing: Placing, oldest: int | None = None, number: int | None = None) -> Plan:
+    def plan(
+        self,
+        distinct: Distinct,
+        placing: Placing,
+        oldest: int | None = None,
+        number: int | None = None,
+        everywhere: bool = True,
+    ) -> Plan:
         self.batch += 1
         rows = distinct.rows[: filled(distinct.rows, distinct.num)]
         none = torch.zeros_like(distinct.num)
@@ -49,4 +56,5 @@ class ResidentPlanner:
             counts=torch.cat([lookups, distinct.num, distinct.num, none, none, none, none, one]),
             index_generation=0,
             most_moves=0,
+            looked_at_all=True,
         )

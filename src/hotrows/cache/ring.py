@@ -21,6 +21,7 @@ from hotrows.cache.planner import Counts, Plan, Planner
 from hotrows.cache.policies import Lookahead
 from hotrows.cache.recording import Recorder
 from hotrows.cache.resident import ResidentPlanner
+from hotrows.cache.scan import Scan
 from hotrows.ops.plan.kernel import NUM_NUMBERS
 
 _serials = itertools.count()
@@ -124,14 +125,25 @@ class Ring:
         self._write_announced[place, 2] = number
         self._ids.copy_(ids, non_blocking=True)
 
-    def prepare_plan(self, place: int, oldest: int | None, number: int, num_rows: int) -> int:
-        """What comes before `run` plans the batch of a place, of at most so many rows; answers the plan's number."""
+    def prepare_plan(
+        self, place: int, oldest: int | None, number: int, num_rows: int, everywhere: bool
+    ) -> tuple[int, bool]:
+        """What comes before `run` plans the batch of a place, of at most so many rows.
+
+        Args:
+            everywhere: as for `Planner.plan`.
+
+        Returns:
+            The number of the plan, and whether it looks at all slots for victims.
+        """
         planner = self._planner
         planner.batch += 1
+        scan = Scan(0, 0)
         if isinstance(planner, Planner):
             planner.index.maintain(num_rows)
-        self._write_planned[place, :3] = planner.batch, planner.batch if oldest is None else oldest, number
-        return planner.batch
+            scan = planner.next_scan(num_rows, everywhere)
+        self._write_planned[place, :5] = planner.batch, planner.batch if oldest is None else oldest, number, *scan
+        return planner.batch, scan.length in (0, planner.num_slots)
 
     def run(self, announced: int | None, planned: int | None, cache_address: int) -> None:
         """Announce the batch of one place, then plan that of another, all or nothing, and carry out its moves.
@@ -164,7 +176,7 @@ class Ring:
             self._move(seat)
             self._has_planned = True
 
-    def plan_in(self, seat: int, batch: int, number: int, num_rows: int) -> Plan:
+    def plan_in(self, seat: int, batch: int, number: int, num_rows: int, looked_at_all: bool) -> Plan:
         """The plan in a seat, of a batch of at most so many rows."""
         it = self.seats[seat]
         return Plan(
@@ -183,4 +195,5 @@ class Ring:
             counts=it.counts,
             index_generation=self._planner.index.generation if isinstance(self._planner, Planner) else 0,
             most_moves=num_rows,
+            looked_at_all=looked_at_all,
         )

@@ -73,14 +73,20 @@ class Seating:
         if seat in self._seated and not self._seated[seat].landed:
             return None
         oldest = group.oldest
-        made: list[int] = []
+        made: list[tuple[int, bool]] = []
+        everywhere = group.looks_everywhere(request)
         num_rows = request.num_rows.get()[0] if request.num_rows.ready() else ring.num_lookups
         after = tuple(group.released)
         waits = (*self._left.get(seat, ()), *after)
-        mark = self._turn(place, lambda: made.append(ring.prepare_plan(place, oldest, number, num_rows)), waits)
+
+        def prepare() -> None:
+            made.append(ring.prepare_plan(place, oldest, number, num_rows, everywhere))
+
+        mark = self._turn(place, prepare, waits)
         late = LateNumbers(ring.counts[seat])
         late.arrives(mark)
-        plan = ring.plan_in(seat, made[0], number, num_rows)
+        batch, looked_at_all = made[0]
+        plan = ring.plan_in(seat, batch, number, num_rows, looked_at_all)
         flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, moved=mark, seat=seat)
         self._seated[seat] = flight
         return flight

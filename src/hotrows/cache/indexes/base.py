@@ -2,9 +2,12 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
+from hotrows.cache.scan import Scan
 from hotrows.cache.slots import Slots
+from hotrows.ops.rows import NO_SLOT
 from hotrows.ops.select import select
 
 
@@ -35,13 +38,22 @@ class Index(ABC):
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
         """Know that slots[j] holds rows_in[j] instead of rows_out[j]; nothing where slots[j] is NO_SLOT."""
 
-    def place(self, rows: Tensor, num: Tensor, oldest: int) -> Tensor:
+    def place(self, rows: Tensor, num: Tensor, oldest: int, scan: Scan | None = None) -> Tensor:
         """A slot for each of the first `num` absent rows, int32 [N], NO_SLOT where there is none.
 
         Only slots that are not pinned and were last used before batch `oldest`, lowest priority first.
+
+        Args:
+            scan: the slots to look at, where an index can look at a part of them; None for all.
         """
         state, end = self.slots, self.slots.num
-        return select(state.priority[:end], state.last_used[:end], state.pinned, oldest, num, rows.numel())
+        if scan is None or scan.length == end:
+            return select(state.priority[:end], state.last_used[:end], state.pinned, oldest, num, rows.numel())
+        part = (torch.arange(scan.length, device=state.device) + scan.start) % end
+        chosen = select(
+            state.priority[part], state.last_used[part], state.pinned[part], oldest, num, rows.numel()
+        )  # fmt: skip
+        return torch.where(chosen >= 0, part[chosen.clamp(min=0)], NO_SLOT).int()
 
     def maintain(self, most_replaced: int) -> None:
         """Called before each plan, with the most rows it can replace."""

@@ -33,6 +33,7 @@ class Policy(ABC):
     """Says who stays. `priority` of a slot that was never used must stay the lowest."""
 
     looks_ahead = False  # whether `announce` and `withdraw` are wanted
+    by_parts = False  # whether victims of batches planned ahead may be looked for in a part of the slots at a time
 
     def check(self, num_rows: int) -> None:
         """Raise if the policy is not for a cache over this many rows."""

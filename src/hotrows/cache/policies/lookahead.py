@@ -26,6 +26,7 @@ class Lookahead(Policy):
     """
 
     looks_ahead = True
+    by_parts = True
     window_limit = WINDOW_LIMIT
 
     def __init__(self, counts: Tensor | None = None) -> None:

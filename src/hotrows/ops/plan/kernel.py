@@ -18,7 +18,8 @@ _ERASED, _NO_ROW, _NO_SLOT = tl.constexpr(ERASED), tl.constexpr(NO_ROW), tl.cons
 BATCH = tl.constexpr(0)  # running number of the plan
 OLDEST = tl.constexpr(1)  # the first plan in flight
 NUMBER = tl.constexpr(2)  # under which the batch is or was announced
-NUM_NUMBERS = 4
+SCAN = tl.constexpr(3)  # the first slot to look at for victims, and how many slots
+NUM_NUMBERS = 8
 
 # Numbers that the kernels of one plan add up, int32, zero before.
 MISSES = tl.constexpr(0)

@@ -37,6 +37,25 @@ def _key(priority, number, slot, inside):
 
 
 @triton.jit
+def _scanned(scan, num_slots):
+    """The first slot that is looked at, and how many are."""
+    if scan is None:
+        start = tl.zeros([], tl.int32)
+        length = tl.zeros([], tl.int32) + num_slots
+    else:
+        start = tl.load(scan)
+        length = tl.load(scan + 1)
+    return start, length
+
+
+@triton.jit
+def _slot_at(position, start, num_slots):
+    """Slots from `start` on, those from 0 on behind the last one."""
+    slot = position + start
+    return tl.where(slot >= num_slots, slot - num_slots, slot)
+
+
+@triton.jit
 def _evictable(last_used, pinned, oldest, slot, candidate):
     """Asked of candidates only: after the first pass they are few, and the other slots' bytes are not even read."""
     used = tl.load(last_used + slot, mask=candidate, other=0)
@@ -61,14 +80,17 @@ def _settle(counts, num_wanted, NUM_BYTES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_slots"])
 def _count_bytes(
-    priority, number, last_used, pinned, oldest, num_wanted, counts, num_slots, STEP: tl.constexpr, BLOCK: tl.constexpr
-):
+    priority, number, last_used, pinned, oldest, num_wanted, counts, num_slots, scan,
+    STEP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     prefix, _ = _settle(counts, num_wanted, STEP)
     total = tl.zeros([256], tl.int32)
+    start, length = _scanned(scan, num_slots)
     block = tl.program_id(0).to(tl.int64)
-    while block * BLOCK < num_slots:
-        slot = block * BLOCK + tl.arange(0, BLOCK)
-        inside = slot < num_slots
+    while block * BLOCK < length:
+        position = block * BLOCK + tl.arange(0, BLOCK)
+        inside = position < length
+        slot = _slot_at(position, start, num_slots)
         key = _key(priority, number, slot, inside)
         candidate = inside
         if STEP > 0:
@@ -82,14 +104,16 @@ def _count_bytes(
 
 @triton.jit(do_not_specialize=["num_slots", "num_blocks"])
 def _count_chosen(
-    priority, number, last_used, pinned, oldest, num_wanted, counts, num_slots, chosen_in, num_blocks,
+    priority, number, last_used, pinned, oldest, num_wanted, counts, num_slots, scan, chosen_in, num_blocks,
     NUM_BYTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     limit = _settle(counts, num_wanted, NUM_BYTES)[0] << (32 - 8 * NUM_BYTES)
+    start, length = _scanned(scan, num_slots)
     block = tl.program_id(0).to(tl.int64)
-    while block < num_blocks:
-        slot = block * BLOCK + tl.arange(0, BLOCK)
-        inside = slot < num_slots
+    while block * BLOCK < length:
+        position = block * BLOCK + tl.arange(0, BLOCK)
+        inside = position < length
+        slot = _slot_at(position, start, num_slots)
         key = _key(priority, number, slot, inside)
         goes = _evictable(last_used, pinned, oldest, slot, inside & (key <= limit))
         tl.store(chosen_in + block, tl.sum((goes & (key < limit)).to(tl.int32), 0))
@@ -107,6 +131,7 @@ def _compact(
     num_wanted,
     counts,
     num_slots,
+    scan,
     chosen_in,
     num_blocks,
     answer,
@@ -117,19 +142,21 @@ def _compact(
 ):
     limit, num_ties = _settle(counts, num_wanted, NUM_BYTES)
     limit = limit << (32 - 8 * NUM_BYTES)
+    start, length = _scanned(scan, num_slots)
     block = tl.program_id(0).to(tl.int64)
     summed = tl.zeros([], tl.int64)  # blocks whose counts are in the two sums
     below_before = tl.zeros([], tl.int32)
     ties_before = tl.zeros([], tl.int32)
-    while block < num_blocks:
+    while block * BLOCK < length:
         while summed < block:
             other = summed + tl.arange(0, AT_ONCE)
             below_before += tl.sum(tl.load(chosen_in + other, mask=other < block, other=0), 0)
             ties_before += tl.sum(tl.load(chosen_in + num_blocks + other, mask=other < block, other=0), 0)
             summed += AT_ONCE
         summed = block
-        slot = block * BLOCK + tl.arange(0, BLOCK)
-        inside = slot < num_slots
+        position = block * BLOCK + tl.arange(0, BLOCK)
+        inside = position < length
+        slot = _slot_at(position, start, num_slots)
         key = _key(priority, number, slot, inside)
         goes = _evictable(last_used, pinned, oldest, slot, inside & (key <= limit))
         below = (goes & (key < limit)).to(tl.int32)
@@ -160,19 +187,24 @@ def select_into(
     num_wanted: Tensor,
     counts: Tensor,
     answer: Tensor,
+    scan: Tensor | None = None,
 ) -> None:
     """`select` with everything on the device; the answer beyond the last slot chosen stays as it was.
 
     Args:
         number: int32 [1], of the batch that is planned, where priorities are those of `Lookahead` without counts.
         oldest: int32 [1]. counts: int32 [NUM_COUNTS], zero; the first 256 add up to the number of evictable slots.
+        scan: int32 [2], the first slot to look at and how many, from slot 0 on behind the last one; None for all. Of
+            equal priorities the one looked at first goes first, and in this order is the answer.
     """
     num_slots, most = priority.numel(), answer.numel()
     if num_slots == 0 or most == 0:
         return
     num_blocks = triton.cdiv(num_slots, _BLOCK)
-    grid = (min(num_blocks, _MOST_PROGRAMS),)
-    slots = (priority, number, last_used, pinned.view(torch.uint8), oldest, num_wanted, counts, num_slots)
+    # where a part of the slots is looked at, it has a few times as many as there are rows to place at most
+    most_programs = _MOST_PROGRAMS if scan is None else min(_MOST_PROGRAMS, max(16, triton.cdiv(2 * most, _BLOCK)))
+    grid = (min(num_blocks, most_programs),)
+    slots = (priority, number, last_used, pinned.view(torch.uint8), oldest, num_wanted, counts, num_slots, scan)
     num_bytes = 4 if number is None else 1
     for step in range(num_bytes):
         _count_bytes[grid](*slots, STEP=step, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
