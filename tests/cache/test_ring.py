@@ -1,5 +1,8 @@
 """Batches announced and planned in a ring: on the CPU its kernels run in the interpreter, and nothing is recorded."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -122,3 +125,21 @@ def test_a_backward_pass_long_after_its_turn_is_refused():
         kept = loss if number == 2 else kept
     with pytest.raises(RuntimeError, match="its plan is gone"):
         kept.backward()
+
+
+def test_bags_are_let_go_with_their_last_user():
+    """Without the garbage collector, which would keep gigabytes until it gets round to it."""
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    bags = hotrows.EmbeddingBagCollection(tables, 4, cache=90, optimizer=hotrows.optim.SGD(lr=0.1), index="hash")
+    bags.groups[0].uses_ring = True
+    for ids in hotrows.lookahead(make_batches(12), bags, depth=2, window=5, ids=lambda b: b):
+        (bags(ids) ** 2).sum().backward()
+    assert bags.groups[0].ring is not None
+    group = weakref.ref(bags.groups[0])
+    gc.collect()
+    gc.disable()
+    try:
+        del bags
+        assert group() is None
+    finally:
+        gc.enable()

@@ -156,6 +156,20 @@ class RowGroup:
         """Of batches of one shape, once there is one."""
         return self.seating.ring
 
+    def reason_against_ring(self) -> str | None:
+        """Why no batch is planned in a ring, None where those are that have the shape for it."""
+        if self.device.type != "cuda":
+            return f"the bags are on {self.device}"
+        if self.mover.waits:
+            return "the host waits for the device to move rows"
+        if self.numbering is not None:
+            return "the store has the rows in an order of its own"
+        if self.early_reads is not None:
+            return "rows are read early, when they are fetched"
+        from hotrows.cache.fused import reason_against
+
+        return reason_against(self.planner)
+
     def open_ring(self, depth: int, window: int) -> None:
         """A loop begins that looks so far ahead."""
         self.seating.ahead = (depth, window)
@@ -438,6 +452,7 @@ class RowGroup:
         flight.used_up = mark is not None
         if flight.landed:
             self.bury(flight, flight.used)
+            self.seating.note_use(flight, flight.used)
 
     def can_update_in_place(self, flight: Flight) -> bool:
         """Whether the records that a plan points to still are the current ones."""

@@ -95,6 +95,11 @@ class Seating:
         """Whether a flight's plan still is in its seat."""
         return flight.seat is not None and self._seated.get(flight.seat) is flight
 
+    def note_use(self, flight: Flight, mark: Mark) -> None:
+        """Who has left a seat has used what is in it once more, as a second backward pass does."""
+        if flight.seat is not None and self.has_seat(flight):
+            self._left[flight.seat] = [*self._left.get(flight.seat, ()), mark]
+
     def leave_place(self, request: Request) -> None:
         if request.place is not None:
             self._placed.pop(request.place)

@@ -1,6 +1,7 @@
 """Many tables: one group, one plan, one kernel."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ class EmbeddingBagCollection(CachedModule):
         pairs = [(name, table) for table in self.tables for name in table.feature_names]
         self.features = tuple(name for name, _ in pairs)
         self._table_of = [table for _, table in pairs]
+        self._named = _Named(self.features, self._table_of)
         self._parts = [_Features(tables, self._table_of, self.device) for tables in self._sets]
         self._places = self._find_places()
 
@@ -145,9 +147,13 @@ class EmbeddingBagCollection(CachedModule):
             raise ValueError(f"ids are {ids.dtype}, give int64 (or int32)")
         return [self._single(ids, part) for part in self._parts]
 
+    # Requests outlive the loop for a while: what they hold must not keep the bags, their cache and their store.
+
     def _single(self, ids: Tensor, part: "_Features") -> Lookups:
+        device, named = self.device, self._named
+
         def make() -> Rows:
-            mine = on_device(ids, self.device).long()
+            mine = on_device(ids, device).long()
             if part.columns is not None:
                 mine = mine[:, part.columns]
             num_samples = mine.shape[0]
@@ -155,7 +161,7 @@ class EmbeddingBagCollection(CachedModule):
 
         def describe(found: list[int]) -> str:
             _, position, value = found
-            return self._complaint(part.features[position % part.num], f"sample {position // part.num}", value)
+            return named.complaint(part.features[position % part.num], f"sample {position // part.num}", value)
 
         return Lookups(make, describe, key=(ids,), columns=part.id_columns)
 
@@ -178,10 +184,11 @@ class EmbeddingBagCollection(CachedModule):
 
     def _rows_of_jagged(self, ids: Jagged, offsets: Tensor, part: "_Features", checked: bool) -> Callable[[], Rows]:
         num_features, num_samples = ids.lengths.shape
+        device = self.device
 
         def make() -> Rows:
-            values = on_device(ids.values, self.device).long()
-            position = torch.arange(values.numel(), dtype=torch.int32, device=self.device)
+            values = on_device(ids.values, device).long()
+            position = torch.arange(values.numel(), dtype=torch.int32, device=device)
             ends = offsets[num_samples :: max(num_samples, 1)] if num_samples else offsets.new_zeros(num_features)
             feature = torch.searchsorted(ends.contiguous(), position, right=True).clamp_(max=num_features - 1)
             mask = None if part.columns is None else part.others[feature]
@@ -191,6 +198,8 @@ class EmbeddingBagCollection(CachedModule):
         return make
 
     def _describe_jagged(self, ids: Jagged) -> Callable[[list[int]], str]:
+        named = self._named
+
         def describe(found: list[int]) -> str:
             what, position, value = found
             if what == BAD_OFFSETS:
@@ -198,16 +207,9 @@ class EmbeddingBagCollection(CachedModule):
                 return f"Jagged: lengths must be 0 or more and add up to the {num_values} values; they give {value}"
             ends = ids.lengths.sum(1).cumsum(0).cpu()
             feature = int(torch.searchsorted(ends, position, right=True))
-            return self._complaint(self.features[feature], f"position {position} of values", value)
+            return named.complaint(named.features[feature], f"position {position} of values", value)
 
         return describe
-
-    def _complaint(self, feature: str, where: str, value: int) -> str:
-        table = self._table_of[self.features.index(feature)]
-        return (
-            f"feature {feature!r}, {where}: id {value} is not in table {table.name!r}, whose ids go from 0 to "
-            f"{table.num_rows - 1}; nothing of this batch was used"
-        )
 
     def _find_places(self) -> list[tuple[int, int]]:
         """For every feature, its group and its place among the group's features."""
@@ -216,6 +218,21 @@ class EmbeddingBagCollection(CachedModule):
 
     def _arguments(self) -> dict[str, Any]:
         return {"tables": self.tables, "device": str(self.device), "optimizer": self.optimizer, **self._kept}
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Features and their tables, for what is said of a bad id."""
+
+    features: Sequence[str]
+    table_of: Sequence[Table]
+
+    def complaint(self, feature: str, where: str, value: int) -> str:
+        table = self.table_of[self.features.index(feature)]
+        return (
+            f"feature {feature!r}, {where}: id {value} is not in table {table.name!r}, whose ids go from 0 to "
+            f"{table.num_rows - 1}; nothing of this batch was used"
+        )
 
 
 class _Features:

@@ -1,5 +1,6 @@
 """One table: a drop-in for `torch.nn.EmbeddingBag` whose rows live in host memory."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -167,14 +168,17 @@ class EmbeddingBag(CachedModule):
         on_host = offsets is None or offsets.device.type == "cpu"
         ends = None if ends is None else on_device(ends, self.device)
 
+        # requests outlive the loop for a while, and must not keep the bag, its cache and its store with them
+        device, num_rows, padding = self.device, self.num_embeddings, self.padding_idx
+
         def make() -> Rows:
-            ids = on_device(input, self.device).long().flatten()
-            one = torch.zeros(1, dtype=torch.int64, device=self.device)
-            mask = None if self.padding_idx is None else ids == self.padding_idx
-            rows = rows_of(ids, one, one + self.num_embeddings, mask)
+            ids = on_device(input, device).long().flatten()
+            one = torch.zeros(1, dtype=torch.int64, device=device)
+            mask = None if padding is None else ids == padding
+            rows = rows_of(ids, one, one + num_rows, mask)
             return rows if on_host or ends is None else with_offsets_checked(rows, ends)
 
-        return Lookups(make, self._describe, key=(input,), offsets=ends)
+        return Lookups(make, partial(_describe, num_rows), key=(input,), offsets=ends)
 
     def _ends(self, input: Tensor, offsets: Tensor | None) -> Tensor | None:
         """Offsets with the end of the last bag."""
@@ -194,15 +198,6 @@ class EmbeddingBag(CachedModule):
             return offsets.int()
         return torch.cat([offsets, offsets.new_full((1,), input.numel())]).int()
 
-    def _describe(self, found: list[int]) -> str:
-        what, position, value = found
-        if what == BAD_OFFSETS:
-            return f"offsets must begin at 0, ascend, and end within the ids given; the last bag ends at {value}"
-        return (
-            f"input[{position}] is {value}, ids of this bag go from 0 to {self.num_embeddings - 1}; "
-            f"nothing of this batch was used"
-        )
-
     def _state_key(self, table: Table) -> str:
         return "weight"
 
@@ -217,3 +212,10 @@ class EmbeddingBag(CachedModule):
             "optimizer": self.optimizer,
             **self._kept,
         }
+
+
+def _describe(num_rows: int, found: list[int]) -> str:
+    what, position, value = found
+    if what == BAD_OFFSETS:
+        return f"offsets must begin at 0, ascend, and end within the ids given; the last bag ends at {value}"
+    return f"input[{position}] is {value}, ids of this bag go from 0 to {num_rows - 1}; nothing of this batch was used"

@@ -1,5 +1,6 @@
 """What each stage of a pipeline takes: loading a batch, collecting its rows, training on it."""
 
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TypeVar
@@ -45,7 +46,8 @@ class StageClock:
     """
 
     def __init__(self, bags: CachedModule) -> None:
-        self._bags = bags
+        self._of = weakref.ref(bags)
+        self._bags: CachedModule = weakref.proxy(bags)  # type: ignore[assignment]  # whose lanes hold this
         self._loader = Stopwatch(torch.device("cpu"))
         self._trainer, self._wall = Stopwatch(bags.device), Stopwatch(bags.device)
         self._lanes: list[Stopwatch] = []
@@ -58,7 +60,7 @@ class StageClock:
             self._lanes += [plans, moves]
 
     def is_of(self, bags: CachedModule) -> bool:
-        return self._bags is bags
+        return self._of() is bags
 
     def loading(self, loader: Iterable[B]) -> Iterator[B]:
         """The same batches, the making of each of them timed."""

@@ -5,6 +5,7 @@ than running them. A recording is launched at once. Planning and moving have the
 """
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -52,7 +53,8 @@ def graphed(step: Callable[[B], T], bags: CachedModule) -> "GraphedStep[B, T]":
     It computes what the step computes, with PyTorch's fused implementation of the optimizer. What the step does in
     Python alone (counting, printing) happens only while it is recorded; what it reads from Python (a loss scale) stays
     as it was then. Learning rates may change, and a step whose parameters or optimizers change otherwise is recorded
-    again. The ids of the batch may go to `bags` only. `.reason` says why a step is not replayed, None if it is.
+    again. The ids of the batch may go to `bags` only. `.reason` says why a step is not replayed, None if it is
+    wherever the batch has one id per bag and the loop looks ahead.
 
     Args:
         step: takes a batch (tensors, or a tuple, dict or dataclass of them), calls `bags` once with the batch's ids,
@@ -76,10 +78,8 @@ class GraphedStep(Generic[B, T]):
         self._recorder: Recorder | None = None
         self._copying: Any = None
         self._training: Any = None
-        if bags.device.type != "cuda":
-            self.reason = f"the bags are on {bags.device}"
-        elif any(group.mover.waits for group in bags.groups):
-            self.reason = "the host waits for the device to move rows"
+        reasons = (group.reason_against_ring() for group in bags.groups)
+        self.reason = next((reason for reason in reasons if reason is not None), None)
 
     def __call__(self, batch: B) -> T:
         if self._bags.device.type != "cuda":
@@ -219,6 +219,11 @@ class _Recording:
         self._answer = [part.detach() if isinstance(part, Tensor) else part for part in answer]
         self._done = caller_mark(bags.device)  # the memory of the inputs is free by then
 
+    def __del__(self) -> None:
+        """A graph that is still queued reads pinned memory, which must not be handed out again."""
+        if hasattr(self, "_done") and not sys.is_finalizing():
+            self._done.wait()
+
     def suits(self, leaves: list[Any], form: Any) -> bool:
         """Whether this is a recording of the step on such a batch, with memory that is still there."""
         return (
@@ -229,8 +234,9 @@ class _Recording:
         )
 
     def replay(self, leaves: list[Any], flights: list[Flight]) -> Any:
-        if any(flight.used_up for flight in flights):
-            self._done.wait()  # the same batch again: what the host writes has not been read yet
+        # What the host writes next, the last replay has read: it was of a batch that had this seat before, and the
+        # plan that took the seat waited for it. Unless it was of this batch.
+        self._done.wait()
         device = self._bags.device
         # made in the caller's lane, which will read them, and before its mark: who had this memory before is done
         answer = [torch.empty_like(part) if isinstance(part, Tensor) else part for part in self._answer]

@@ -93,13 +93,16 @@ class _Noted:
         self.rates: list[Tensor] = [group["lr"] for group in self._groups]
         self._numbers = [_numbers(group) for group in self._groups]
         params = [param for group in self._groups for param in group["params"]]
-        self._params = [(param, param.data_ptr()) for param in params]
+        self._params = [(param, param.data_ptr(), param.requires_grad) for param in params]
         self._states = [
             (param, name, part)
             for param in params
             for name, part in optimizer.state.get(param, {}).items()
             if isinstance(part, Tensor)
         ]
+
+    def _now(self) -> Iterator[Tensor]:
+        return (param for group in self._optimizer.param_groups for param in group["params"])
 
     def holds(self) -> bool:
         groups = self._optimizer.param_groups  # loading a state makes new ones
@@ -113,7 +116,10 @@ class _Noted:
         return (
             all(_numbers(group) == numbers for group, numbers in zip(groups, self._numbers, strict=True))
             and sum(len(group["params"]) for group in groups) == len(self._params)
-            and all(param.data_ptr() == address for param, address in self._params)
+            and all(
+                param is noted and param.data_ptr() == address and param.requires_grad == trains
+                for param, (noted, address, trains) in zip(self._now(), self._params, strict=True)
+            )
             and all(state.get(param, {}).get(name) is part for param, name, part in self._states)
         )
 

@@ -1,0 +1,153 @@
+"""Compiles every kernel for a GPU that need not be there, by calling the launchers with kernels that do not run.
+
+Run as a script, by test_compiles_for_gpu.py: the tests around it run kernels in Triton's interpreter, which is chosen
+when a kernel is defined, and knows less of what a compiler refuses.
+"""
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from hotrows.cache.fused import FusedPlanner, Place, Seat
+from hotrows.cache.id_columns import IdColumns
+from hotrows.cache.indexes import make_index
+from hotrows.cache.planner import Counts, Planner
+from hotrows.cache.policies import Lookahead, make_policy
+from hotrows.cache.resident import ResidentPlanner
+from hotrows.cache.slots import Slots
+from hotrows.ops.add_up import kernel as add_up
+from hotrows.ops.click_loss import kernel as click_loss
+from hotrows.ops.distinct import kernel as distinct
+from hotrows.ops.interact import kernel as interact
+from hotrows.ops.linear import kernel as linear
+from hotrows.ops.plan import kernel as plan
+from hotrows.ops.pool import kernel as pool
+from hotrows.ops.renumber import kernel as renumber
+from hotrows.ops.row_table import kernel as row_table
+from hotrows.ops.row_update import kernel as row_update
+from hotrows.ops.select import kernel as select
+from hotrows.ops.swap import kernel as swap
+from hotrows.ops.update_rows import kernel as update_rows
+from hotrows.ops.wide_input import kernel as wide_input
+
+HOPPER = GPUTarget("cuda", 90, 32)
+BATCH, FEATURES, DIM = 64, 3, 128
+RULES = {
+    "sgd": ((0.1, 0.0), 1),
+    "adagrad": ((0.05, 1e-10), 2),
+    "row_wise_adagrad": ((0.05, 1e-8), 2),
+    "adam": ((0.001, 0.9, 0.999, 1e-8), 3),
+}
+compiled: set[str] = set()
+
+
+class AbsentGPU:
+    """What Triton asks of a driver before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def compile_only() -> None:
+    run = JITFunction.run
+
+    def compiling(self, *arguments, grid, warmup, **options):
+        compiled.add(f"{self.__module__}.{self.__name__}")
+        return run(self, *arguments, grid=grid, warmup=True, **options)
+
+    JITFunction.run = compiling
+    driver.set_active(AbsentGPU())
+
+
+def ints(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def rows_and_moves() -> None:
+    num = ints(1)
+    rows = torch.arange(BATCH)
+    for words in (DIM, 3 * DIM, 100):
+        swap.swap(torch.zeros(50, words), torch.zeros(90, words), ints(BATCH), rows, rows, num)
+    keys = torch.full((101,), -1)
+    row_table.find(keys, rows, num)
+    row_table.insert(keys, rows, num)
+    renumber.renumber(rows, num, ints(90))
+    distinct.distinct(rows)
+    select.select(ints(9000), ints(9000), torch.zeros(9000, dtype=torch.bool), 0, num, 9)
+
+
+def planning() -> None:
+    sizes = torch.tensor([50, 400, 3])
+    part = IdColumns(None, sizes.cumsum(0) - sizes, sizes)
+    some = IdColumns(torch.tensor([2, 0]), sizes[:2], sizes[:2])
+    with_counts = Lookahead(torch.ones(453))
+    for columns, policy, index in (
+        (part, make_policy("lookahead"), "hash"), (part, make_policy("lookahead"), "direct"),
+        (some, with_counts, "hash"), (part, make_policy("lru"), "hash"), (part, make_policy("lfu"), "direct"),
+    ):  # fmt: skip
+        slots = Slots(120, torch.device("cpu"))
+        plan_with(Planner(slots, make_index(index, 453, slots), policy), columns, 453)
+    plan_with(ResidentPlanner(453), part, 453)
+    plan_with(ResidentPlanner(2**40), part, 2**40)
+
+
+def plan_with(planner: Planner | ResidentPlanner, columns: IdColumns, num_rows: int) -> None:
+    fused = FusedPlanner(planner, columns, BATCH, num_rows)
+    place = Place(fused.num_lookups, torch.device("cpu"), ints(plan.NUM_NUMBERS), ints(plan.NUM_NUMBERS), ints(2))
+    if isinstance(planner, Planner) and isinstance(planner.policy, Lookahead):
+        planner.policy.upcoming.expect(0, fused.num_lookups)
+    for announced, planned in ((place, None), (None, place), (place, place)):
+        fused.begin(announced, planned)
+    fused.announce(torch.zeros(BATCH, FEATURES, dtype=torch.int64), place)
+    fused.plan(place, Seat(fused.num_lookups, torch.device("cpu"), ints(len(Counts._fields))))
+
+
+def rows_in_training() -> None:
+    num_lookups = BATCH * FEATURES
+    slots, num, order, starts = ints(num_lookups), ints(1), ints(num_lookups), ints(num_lookups + 1)
+    offsets, weights = torch.arange(BATCH + 1).int(), torch.ones(num_lookups)
+    for dim in (DIM, 97):
+        grad = torch.zeros(num_lookups, dim)
+        add_up.add_up(grad, order, starts, num, None, None, None)
+        for mode in ("sum", "mean", "max"):
+            pool.pool(torch.zeros(50, dim), slots, offsets, weights if mode == "sum" else None, dim, mode)
+        pool.pool(torch.zeros(50, dim), slots, None, None, dim, "sum")
+        for rule, (hyper, parts) in RULES.items():
+            cache = torch.zeros(50, -(-parts * dim // 4) * 4)
+            update_rows.update_rows(rule, cache, slots, num, grad, order, starts, None, None, None, dim, hyper, None)
+            row_update.row_update(rule, cache, slots, grad, num, dim, hyper)
+
+
+def dense_part() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        embedded = torch.zeros(BATCH, FEATURES, DIM, requires_grad=True)
+        summary = torch.zeros(BATCH, DIM, requires_grad=True)
+        interact.interact(summary, embedded, dtype).float().sum().backward()
+        x = torch.zeros(BATCH, 13, requires_grad=True)
+        for num_out in (64, 1):
+            weight, bias = torch.zeros(num_out, 13, requires_grad=True), torch.zeros(num_out, requires_grad=True)
+            linear.linear(x, weight, bias, num_out > 1, dtype).float().sum().backward()
+        wide = torch.zeros(BATCH, FEATURES, 97, requires_grad=True)
+        weight, bias = torch.zeros(1, 13, requires_grad=True), torch.zeros(1, requires_grad=True)
+        deep, sums = wide_input.wide_input(x, wide, weight, bias, dtype, torch.float32)
+        (deep.float().sum() + sums.sum()).backward()
+        logits = torch.zeros(BATCH, dtype=dtype, requires_grad=True)
+        click_loss.click_loss(logits, torch.zeros(BATCH)).backward()
+
+
+if __name__ == "__main__":
+    compile_only()
+    for work in (rows_and_moves, planning, rows_in_training, dense_part):
+        work()
+    print("\n".join(sorted(compiled)))
