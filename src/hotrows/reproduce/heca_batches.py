@@ -161,7 +161,7 @@ def fig_10(bench: Bench) -> Result:
             Column("collect", "collect, ms", ",.3f"),
             Column("train", "train, ms", ",.3f"),
             Column("iteration", "with the pipeline, ms", ",.3f"),
-            Column("sum", "sum without it, ms", ",.3f"),
+            Column("sum", "sum of the stages, ms", ",.3f"),
             Column("published", "paper", "", published=True),
         ),
         rows,
@@ -188,7 +188,7 @@ def draw_fig_10(figure: "Figure", result: Result) -> None:
         "collect": result.values("collect"),
         "train": result.values("train"),
         "with the pipeline": result.values("iteration"),
-        "sum without it": result.values("sum"),
+        "sum of the stages": result.values("sum"),
     }
     groups = [f"{size:,}" for size in result.values("batch")]
     colors = (*draw.SHADES[:3], draw.SHADES[3], ORANGE)
