@@ -4,6 +4,9 @@ Run as a script, by test_compiles_for_gpu.py: the tests around it run kernels in
 when a kernel is defined, and knows less of what a compiler refuses.
 """
 
+import re
+import sys
+
 import torch
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
@@ -107,7 +110,7 @@ def plan_with(planner: Planner | ResidentPlanner, columns: IdColumns, num_rows: 
 
 
 def rows_in_training() -> None:
-    num_lookups = BATCH * FEATURES
+    num_lookups = 20_000  # so many that a row may have too many of them for one program
     slots, num, order, starts = ints(num_lookups), ints(1), ints(num_lookups), ints(num_lookups + 1)
     offsets, weights = torch.arange(BATCH + 1).int(), torch.ones(num_lookups)
     for (rule, (hyper, parts)), dim in zip(RULES.items(), (97, DIM), strict=True):
@@ -116,6 +119,7 @@ def rows_in_training() -> None:
         update_rows.update_rows(rule, cache, slots, num, grad, order, starts, None, None, None, dim, hyper, None)
         row_update.row_update(rule, cache, slots, grad, num, dim, hyper)
         pool.pool(torch.zeros(50, dim), slots, None, None, dim, "sum")
+    row_update._any_rule("sgd", torch.zeros(50, DIM), slots, grad, num, DIM, (0.1, 0.0))  # as for a user's own rule
     add_up.add_up(grad, order, starts, num, None, None, None)
     for mode in ("sum", "max"):
         pool.pool(torch.zeros(50, DIM), slots, offsets, weights if mode == "sum" else None, DIM, mode)
@@ -138,10 +142,27 @@ def dense_part() -> None:
         (deep.float().sum() + sums.sum()).backward()
         logits = torch.zeros(BATCH, dtype=dtype, requires_grad=True)
         click_loss.click_loss(logits, torch.zeros(BATCH)).backward()
+    click_loss.click_loss(torch.zeros(100_000), torch.zeros(100_000))
 
 
 if __name__ == "__main__":
     compile_only()
     for work in (rows_and_moves, planning, rows_in_training, dense_part):
         work()
+    defined = {
+        f"{function.__module__}.{function.__name__}": function
+        for name, module in sys.modules.items()
+        if name.startswith("hotrows.ops.") and name.endswith(".kernel")
+        for function in vars(module).values()
+        if isinstance(function, JITFunction)
+    }
+    # what others call is compiled with them
+    parts = {
+        name
+        for name, function in defined.items()
+        if any(re.search(rf"\b{function.__name__}\(", other.src) for other in defined.values() if other is not function)
+    }
+    missing = sorted(set(defined) - compiled - parts)
     print("\n".join(sorted(compiled)))
+    if missing:
+        sys.exit(f"never launched, so never compiled: {', '.join(missing)}")

@@ -85,9 +85,9 @@ class RowGroup:
         self._next_number = 0
         self._num_pinned = 0
         self._record_bytes = layout.num_bytes
-        self.uses_ring = self.device.type == "cuda" and not self.mover.waits and self.numbering is None
         self.seating = Seating(self)
         self.early_reads: EarlyReads | None = None
+        self.uses_ring = self.reason_against_ring() is None
         self._last_move: Mark | None = None
         # at most so many slots of each plan since the oldest in flight may not be taken, be it landed, or have failed
         self._protected: dict[int, int] = {}
@@ -165,6 +165,7 @@ class RowGroup:
         if self.numbering is not None:
             return "the store has the rows in an order of its own"
         if self.early_reads is not None:
+            # a recorded step has no place for the waits between reads and updates
             return "rows are read early, when they are fetched"
         from hotrows.cache.fused import reason_against
 
@@ -395,7 +396,7 @@ class RowGroup:
         """From now on let batches that are looked ahead be read when their rows are fetched; see `EarlyReads`."""
         if not self.is_resident:
             self.early_reads = EarlyReads(self.device)
-            self.uses_ring = False  # a recorded step has no place for the waits between reads and updates
+            self.uses_ring = False
 
     def read_early(self, flight: Flight) -> None:
         """Read the rows of the next batch, behind its moves and all updates so far; the next update waits for it."""

@@ -139,11 +139,8 @@ class Seating:
         group = self._group
         if ids.numel() == 0:
             return None
-        from hotrows.cache.fused import reason_against
         from hotrows.cache.ring import Ring, Shape
 
-        if reason_against(group.planner) is not None:
-            return None
         depth, window = self.ahead
         if depth == 0:
             return None  # rows move at their batch's turn, those of the ring move before
