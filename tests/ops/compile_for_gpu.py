@@ -103,10 +103,10 @@ def plan_with(planner: Planner | ResidentPlanner, columns: IdColumns, num_rows: 
     place = Place(fused.num_lookups, torch.device("cpu"), ints(plan.NUM_NUMBERS), ints(plan.NUM_NUMBERS), ints(2))
     if isinstance(planner, Planner) and isinstance(planner.policy, Lookahead):
         planner.policy.upcoming.expect(0, fused.num_lookups)
+    ids = torch.zeros(BATCH, FEATURES, dtype=torch.int64)
+    seat = Seat(fused.num_lookups, torch.device("cpu"), ints(len(Counts._fields)))
     for announced, planned in ((place, None), (None, place), (place, place)):
-        fused.begin(announced, planned)
-    fused.announce(torch.zeros(BATCH, FEATURES, dtype=torch.int64), place)
-    fused.plan(place, Seat(fused.num_lookups, torch.device("cpu"), ints(len(Counts._fields))))
+        fused.turn(ids, announced, planned, seat)
 
 
 def rows_in_training() -> None:

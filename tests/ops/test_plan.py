@@ -86,8 +86,7 @@ class ByKernels:
         place.on_host.announced_with[2] = number
         if self.planner.policy.looks_ahead:
             self.planner.policy.upcoming.expect(number, self.fused.num_lookups)
-        self.fused.begin(place, None)
-        self.fused.announce(ids.to(self.device), place)
+        self.fused.turn(ids.to(self.device), place, None, None)
         assert_told(place, self.device)
         return place
 
@@ -99,8 +98,7 @@ class ByKernels:
         looked_at = planner.next_scan(int(place.told[0]), everywhere=False)
         written = [planner.batch, planner.batch if oldest is None else oldest, number, *looked_at]
         place.on_host.planned_with[: len(written)] = torch.tensor(written)
-        self.fused.begin(None, place)
-        self.fused.plan(place, seat)
+        self.fused.turn(None, None, place, seat)
         finish(self.device)
         counts = Counts(*seat.counts.tolist())
         planner.index.replaced(counts.evictions, self.fused.num_lookups)
@@ -210,8 +208,7 @@ def test_some_columns(device, random):
     planner = make("lru", "direct", 300, device)
     fused = FusedPlanner(planner, part, NUM_SAMPLES, 403)
     ids, place = draw(random), make_place(NUM_SAMPLES * 2, device)
-    fused.begin(place, None)
-    fused.announce(ids.to(device), place)
+    fused.turn(ids.to(device), place, None, None)
     expected = distinct(torch.stack([ids[:, 2], ids[:, 0] + 400], 1).flatten())
     assert torch.equal(place.distinct.rows.cpu(), expected.rows)
     assert torch.equal(place.distinct.inverse.cpu(), expected.inverse)

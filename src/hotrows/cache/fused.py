@@ -105,7 +105,28 @@ class FusedPlanner:
             self._misses = torch.empty(blocks, dtype=torch.int32, device=device)
             self._zeroed = torch.zeros(kernel.NUM_SUMS + NUM_COUNTS, dtype=torch.int32, device=device)
 
-    def begin(self, announced: Place | None, planned: Place | None) -> None:
+    def turn(self, ids: Tensor | None, announced: Place | None, planned: Place | None, seat: Seat | None) -> None:
+        """Announce a batch of these ids in one place, and plan that of another, all or nothing, in a seat.
+
+        Either may be missing. To announce is to find the distinct rows, and to tell the policy that they will be
+        needed; what it is told counts for the plan already.
+        """
+        self._begin(announced, planned)
+        if announced is not None:
+            assert ids is not None
+            self._find_distinct(ids, announced)
+        planner = self._planner
+        sums = evictable = None
+        if isinstance(planner, Planner):
+            sums, evictable = self._zeroed[: kernel.NUM_SUMS], self._zeroed[kernel.NUM_SUMS :]
+            self._announce_and_look_up(planner, announced, planned, sums)
+        if planned is not None:
+            assert seat is not None
+            if isinstance(planner, Planner) and sums is not None and evictable is not None:
+                self._place(planner, planned, seat, sums, evictable)
+            self._spread(planned, seat, sums, evictable)
+
+    def _begin(self, announced: Place | None, planned: Place | None) -> None:
         """Fetch the numbers of the batches to be announced and planned."""
         placing = planned is not None and isinstance(self._planner, Planner)
         kernel.begin[(1,)](
@@ -119,45 +140,47 @@ class FusedPlanner:
             NUMBERS=kernel.NUM_NUMBERS, BLOCK=triton.next_power_of_2(kernel.NUM_SUMS + NUM_COUNTS),
         )  # fmt: skip
 
-    def announce(self, ids: Tensor, place: Place) -> None:
-        """Find the distinct rows of ids, and tell the policy that they will be needed."""
+    def _find_distinct(self, ids: Tensor, place: Place) -> None:
         part = self._part
         distinct_ids(
             ids, part.columns, part.first_row, part.num_rows, self._key_dtype, place.bad, place.on_host.told,
             tuple(place.distinct),
         )  # fmt: skip
-        planner = self._planner
-        if isinstance(planner, Planner) and isinstance(planner.policy, Lookahead):
-            slot_of, keys, _, num_cells = _index_arrays(planner)
-            up_keys, up_uses, num_up_cells = planner.policy.upcoming.arrays()
-            kernel.announce[self._grid](
-                place.distinct.rows, place.distinct.num, place.announced_with, slot_of, keys, num_cells, up_keys,
-                up_uses, num_up_cells, planner.slots.priority,
+
+    def _announce_and_look_up(
+        self, planner: Planner, announced: Place | None, planned: Place | None, sums: Tensor
+    ) -> None:
+        policy, slots = planner.policy, planner.slots
+        slot_of, keys, _, num_cells = _index_arrays(planner)
+        coming: tuple[Tensor | int | None, ...] = (None,) * 5 + (1, None)
+        if announced is not None and isinstance(policy, Lookahead):
+            told = announced.distinct
+            coming = (told.rows, told.num, announced.announced_with, *policy.upcoming.arrays(), slots.priority)
+        going: tuple[Tensor | None, ...] = (None,) * 7
+        if planned is not None:
+            told, numbers = planned.distinct, planned.planned_with
+            going = (told.rows, told.num, numbers, slots.last_used, self._found, self._misses, sums)
+        roles = (coming[0] is not None) + (going[0] is not None)
+        if roles:
+            kernel.announce_and_look_up[(*self._grid, roles)](
+                slot_of, keys, num_cells, *coming, *going,
                 DIRECT=keys is None, NEEDED=NEEDED, BLOCK=kernel.BLOCK, num_warps=kernel.NUM_WARPS,
             )  # fmt: skip
 
-    def plan(self, place: Place, seat: Seat) -> None:
-        """Plan an announced batch, all or nothing."""
-        sums = evictable = None
-        if isinstance(self._planner, Planner):
-            sums, evictable = self._zeroed[: kernel.NUM_SUMS], self._zeroed[kernel.NUM_SUMS :]
-            self._place(self._planner, place, seat, sums, evictable)
+    def _spread(self, place: Place, seat: Seat, sums: Tensor | None, evictable: Tensor | None) -> None:
         told, given = place.distinct, seat.distinct
         kernel.spread[(triton.cdiv(self.num_lookups + 1, kernel.SPREAD),)](
             told.rows, told.num, told.inverse, told.order, told.starts, told.block_rows, seat.row_slots, sums,
             evictable, seat.slots, given.rows, given.num, given.inverse, given.order, given.starts, given.block_rows,
             seat.num_moves, seat.counts, self.num_lookups,
             RESIDENT=sums is None, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK, BLOCK=kernel.SPREAD,
+            num_warps=kernel.SPREAD_WARPS,
         )  # fmt: skip
 
     def _place(self, planner: Planner, place: Place, seat: Seat, sums: Tensor, evictable: Tensor) -> None:
         slots, policy, told, numbers = planner.slots, planner.policy, place.distinct, place.planned_with
         slot_of, keys, cell_of, num_cells = _index_arrays(planner)
         direct = keys is None
-        kernel.look_up[self._grid](
-            told.rows, told.num, numbers, slot_of, keys, num_cells, slots.last_used, self._found, self._misses, sums,
-            DIRECT=direct, BLOCK=kernel.BLOCK, num_warps=kernel.NUM_WARPS,
-        )  # fmt: skip
         end = slots.num
         in_one_pass = isinstance(policy, Lookahead) and policy.place_of is None
         select_into(

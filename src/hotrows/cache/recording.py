@@ -9,13 +9,17 @@ import torch
 
 
 class Recorder:
-    """Records graphs that are replayed one after the other, never at the same time, and so can share memory."""
+    """Records graphs that are replayed one after the other, never at the same time, and so can share memory.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        priority: of the kernels, as for a stream. That of the stream in which they are replayed does not count.
+    """
+
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         # one for all: PyTorch gives memory that was freed in one stream to nobody in another
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def recording(self) -> Iterator[torch.cuda.CUDAGraph]:

@@ -166,13 +166,10 @@ class Ring:
     def _work(self, announced: int | None, planned: int | None) -> None:
         comes = None if announced is None else self.places[announced]
         goes = None if planned is None else self.places[planned]
-        self._fused.begin(comes, goes)
-        if comes is not None:
-            self._fused.announce(self._ids, comes)
-            self._has_announced = True
-        if goes is not None and planned is not None:
-            seat = self.seats[self.seat_of(planned)]
-            self._fused.plan(goes, seat)
+        seat = None if planned is None else self.seats[self.seat_of(planned)]
+        self._fused.turn(self._ids, comes, goes, seat)
+        self._has_announced |= comes is not None
+        if seat is not None:
             self._move(seat)
             self._has_planned = True
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hotrows.cache.flights import Contribution, Flight, LookupGrads
 from hotrows.cache.group import RowGroup
-from hotrows.cache.lanes import Mark
+from hotrows.cache.lanes import Mark, caller_mark
 
 
 class OpenPass:
@@ -97,12 +97,17 @@ class Updates:
 
 
 class RecordedUpdates:
-    """The updates of one group in a recorded step: one forward pass, one backward pass, rows in their slots."""
+    """The updates of one group in a recorded step: one forward pass, one backward pass, rows in their slots.
 
-    def __init__(self, group: RowGroup, hyper: Tensor, arrived: Mark) -> None:
+    Rows are updated in a stream of their own, beside what is left of the backward pass and the dense optimizers.
+    """
+
+    def __init__(self, group: RowGroup, hyper: Tensor, arrived: Mark, stream: torch.cuda.Stream) -> None:
         self._group = group
         self._hyper = hyper
         self._arrived = arrived  # when `hyper` is there
+        self._stream = stream
+        self._in_use: list[LookupGrads] = []  # memory that the caller's stream must not get back before `join`
         self.num_passes = (0, 0)  # forward, backward
 
     def open(self, flight: Flight) -> None:
@@ -110,8 +115,20 @@ class RecordedUpdates:
 
     def reach(self, opened: None, flight: Flight, grads: LookupGrads) -> None:
         self.num_passes = (self.num_passes[0], self.num_passes[1] + 1)
-        self._arrived.hold_caller()
-        self._group.apply(flight.plan, grads, self._hyper)
+        self._in_use.append(grads)
+        ready = caller_mark(self._group.device)
+        with torch.cuda.stream(self._stream):
+            ready.hold_caller()
+            self._arrived.hold_caller()
+            self._group.apply(flight.plan, grads, self._hyper)
+
+    def join(self) -> None:
+        """Let what the caller's stream does from now on happen after the updates."""
+        with torch.cuda.stream(self._stream):
+            self._arrived.hold_caller()  # also where no backward pass came
+            done = caller_mark(self._group.device)
+        done.hold_caller()
+        self._in_use.clear()
 
 
 def _graph_task() -> int:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("hotrows")
 
-PRIORITY = -5  # of the stream that replays the step: where planning and training meet, training goes first
+PRIORITY = -5  # of the step's kernels: where planning and training meet, training goes first
 WARM_UP = 3  # steps that run as they stand: they compile kernels, and show which optimizers there are
 SPARE_RECORDINGS = 64  # beyond one in eight steps: a step that must be recorded again and again is better left alone
 
@@ -77,6 +77,7 @@ class GraphedStep(Generic[B, T]):
         self._recordings: dict[Any, _Recording] = {}
         self._recorder: Recorder | None = None
         self._copying: Any = None
+        self._updating: Any = None
         self._training: Any = None
         reasons = (group.reason_against_ring() for group in bags.groups)
         self.reason = next((reason for reason in reasons if reason is not None), None)
@@ -155,9 +156,10 @@ class GraphedStep(Generic[B, T]):
 
     def _record(self, leaves: list[Any], form: Any, flights: list[Flight]) -> "_Recording":
         if self._recorder is None:
-            self._recorder = Recorder(self._bags.device)
+            self._recorder = Recorder(self._bags.device, PRIORITY)
         if self._training is None:
             self._copying = torch.cuda.Stream(self._bags.device)  # type: ignore[no-untyped-call]
+            self._updating = torch.cuda.Stream(self._bags.device, PRIORITY)  # type: ignore[no-untyped-call]
             self._training = torch.cuda.Stream(self._bags.device, PRIORITY)  # type: ignore[no-untyped-call]
         self._num_recorded += 1
         if self._num_recorded > self.num_replayed // 8 + SPARE_RECORDINGS:
@@ -166,7 +168,7 @@ class GraphedStep(Generic[B, T]):
         self._optimizers.note()
         rates, row_rates = self._optimizers.rate_versions(), _row_rates(self._bags)
         recording = _Recording(
-            self._step, self._bags, leaves, form, flights, self._recorder, self._copying, self._training
+            self._step, self._bags, leaves, form, flights, self._recorder, self._copying, self._updating, self._training
         )
         if self._optimizers.rate_versions() != rates or _row_rates(self._bags) != row_rates:
             raise CannotRecordError("it changes learning rates: step the scheduler outside of it")
@@ -185,6 +187,7 @@ class _Recording:
         flights: list[Flight],
         recorder: Recorder,
         copying: torch.cuda.Stream,
+        updating: torch.cuda.Stream,
         training: torch.cuda.Stream,
     ) -> None:
         self._bags = bags
@@ -209,10 +212,11 @@ class _Recording:
                 for rates in self._rates:
                     rates.on_device.copy_(rates.pinned, non_blocking=True)
                 arrived = caller_mark(bags.device)
-            updates = [RecordedUpdates(rates.group, rates.on_device, arrived) for rates in self._rates]
+            updates = [RecordedUpdates(rates.group, rates.on_device, arrived, updating) for rates in self._rates]
             with bags.recorded(list(zip(flights, updates, strict=True)), stand_ins):
                 answer = step(put_together(self._inputs, form))
-            arrived.hold_caller()
+            for each in updates:
+                each.join()
         if any(each.num_passes != (1, 1) for each in updates):
             raise CannotRecordError("a step must call the bags once, and one backward pass must come to them")
         answer, self._answer_form = pytree.tree_flatten(answer)

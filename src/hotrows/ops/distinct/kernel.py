@@ -8,7 +8,7 @@ from torch import Tensor
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK, NO_ROW
 
 _NO_ROW = tl.constexpr(NO_ROW)
-_BLOCK = 1024
+_BLOCK, _NUM_WARPS = 1024, 4
 _AT_ONCE = 1024  # counts of blocks that are added up at a time
 
 
@@ -145,7 +145,7 @@ def distinct_ids(
     keys = torch.empty(num_lookups, dtype=key_dtype, device=ids.device)
     _make_keys[(triton.cdiv(num_lookups, _BLOCK),)](
         ids, columns, first_row, num_rows, keys, bad, num_lookups, num_features, ids.shape[1],
-        LAST=torch.iinfo(key_dtype).max, BLOCK=_BLOCK,
+        LAST=torch.iinfo(key_dtype).max, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
     )  # fmt: skip
     _of_keys(keys, bad, told, out)
 
@@ -164,8 +164,9 @@ def _of_keys(keys: Tensor, bad: Tensor | None, told: Tensor | None, out: tuple[T
     ordered, sorted_order = torch.sort(keys, stable=True)
     num_blocks = triton.cdiv(num_lookups + 1, _BLOCK)  # `starts` has one more
     firsts, num_valid = order.new_empty(num_blocks), order.new_empty(1)
-    _count_firsts[(num_blocks,)](ordered, num_lookups, firsts, num_valid, LAST=last, BLOCK=_BLOCK)
+    _count_firsts[(num_blocks,)](ordered, num_lookups, firsts, num_valid, LAST=last, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
     _scatter[(num_blocks,)](
         ordered, sorted_order, firsts, num_valid, bad, told, num_lookups, num_blocks, rows, num, inverse, order, starts,
         block_rows, LAST=last, BLOCK=_BLOCK, AT_ONCE=_AT_ONCE, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK,
+        num_warps=_NUM_WARPS,
     )  # fmt: skip

@@ -25,7 +25,8 @@ SUM_STAGES = 1  # of the pipeline over a program's tiles
 SUM_PROGRAMS = 4096
 PART_ROWS = 128  # of the tile in which parts are added
 PART_COLUMNS = 32
-RESIZE_TILE = 4096  # numbers a program copies
+CUT_TILE = 1024  # numbers a program copies where it cuts off
+RESIZE_TILE = 4096  # and where it pads
 RESIZE_COLUMNS = 128
 RESIZE_VECTOR = 2  # neighbours that a thread writes at once where it pads: of more, a warp's reads would lie far apart
 ONE_TILE = 4096  # numbers of x that a program takes at a time where there is one output
@@ -60,6 +61,17 @@ def _resize(
     column = tl.max_contiguous((program % BLOCKS * COLUMNS + tl.arange(0, COLUMNS))[None, :], [1, VECTOR])
     values = tl.load(source + row * GIVEN + column, mask=(row < num_given) & (column < GIVEN), other=0.0)
     tl.store(target + row * WIDTH + column, values, mask=(row < num_rows) & (column < WIDTH))
+
+
+@triton.jit(do_not_specialize=["num_numbers"])
+def _cut(source, target, num_numbers, GIVEN: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """From rows of GIVEN numbers to their first WIDTH ones, written as one long array: its pieces are aligned."""
+    start = tl.program_id(0).to(tl.int64) * TILE
+    first_row = start // WIDTH
+    place = (start - first_row * WIDTH).to(tl.int32) + tl.arange(0, TILE)  # counted from that row's begin
+    inside = start + tl.arange(0, TILE) < num_numbers
+    values = tl.load(source + (first_row + place // WIDTH) * GIVEN + place % WIDTH, mask=inside, other=0.0)
+    tl.store(target + start + tl.arange(0, TILE), values, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -329,6 +341,11 @@ def _copied(
     source: Tensor, bias: Tensor | None, num_rows: int, width: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     target = source.new_empty(num_rows, width, dtype=dtype)
+    if bias is None and num_rows <= source.shape[0] and width < source.shape[1]:
+        _cut[(triton.cdiv(target.numel(), CUT_TILE),)](
+            source, target, target.numel(), GIVEN=source.shape[1], WIDTH=width, TILE=CUT_TILE
+        )
+        return target, None
     target_bias = None if bias is None else bias.new_empty(bias.shape, dtype=dtype)
     columns = min(triton.next_power_of_2(width), RESIZE_COLUMNS)
     rows = max(1, RESIZE_TILE // columns)
@@ -343,16 +360,9 @@ def _copied(
         WIDTH=width,
         ROWS=rows,
         COLUMNS=columns,
-        VECTOR=_vector(source.shape[1], width),
+        VECTOR=8 if source.shape[1] == width else RESIZE_VECTOR,
     )
     return target, target_bias
-
-
-def _vector(given: int, width: int) -> int:
-    """How many neighbours a thread copies at once: one where it cuts off, for it cannot write more."""
-    if given == width:
-        return 8  # at most
-    return RESIZE_VECTOR if given < width else 1
 
 
 def mask_and_sum(grad: Tensor, out: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

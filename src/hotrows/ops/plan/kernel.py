@@ -29,7 +29,7 @@ NUM_SUMS = 2
 BLOCK = 64  # with one warp, so that a slow search in a hash table holds up few others
 NUM_WARPS = 1
 MOST_PROGRAMS = 132 * 4
-SPREAD = 1024
+SPREAD, SPREAD_WARPS = 1024, 4
 AT_ONCE = 512  # counts of blocks that are added up at a time
 
 
@@ -77,8 +77,8 @@ def begin(
         tl.store(zeroed + position, tl.zeros([BLOCK], tl.int32), mask=position < num_zeroed)
 
 
-@triton.jit(do_not_specialize=["num_cells", "num_up_cells"])
-def announce(
+@triton.jit
+def _announce(
     rows, num, numbers, slot_of, keys, num_cells, up_keys, up_uses, num_up_cells, priority,
     DIRECT: tl.constexpr, NEEDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -103,8 +103,8 @@ def announce(
         start += tl.num_programs(0) * BLOCK
 
 
-@triton.jit(do_not_specialize=["num_cells"])
-def look_up(
+@triton.jit
+def _look_up(
     rows, num, numbers, slot_of, keys, num_cells, last_used, found, misses, sums,
     DIRECT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -123,6 +123,30 @@ def look_up(
         tl.store(misses + block, missing)
         tl.atomic_add(sums + MISSES, missing, sem="relaxed")
         block += tl.num_programs(0)
+
+
+@triton.jit(do_not_specialize=["num_cells", "num_up_cells"])
+def announce_and_look_up(
+    slot_of, keys, num_cells,
+    coming_rows, coming_num, coming_numbers, up_keys, up_uses, num_up_cells, priority,
+    rows, num, numbers, last_used, found, misses, sums,
+    DIRECT: tl.constexpr, NEEDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Announce one batch, look up another: by programs of their own, beside each other. One may be missing.
+
+    Neither reads what the other writes: the one writes priorities and upcoming uses, the other which slots are used.
+    """
+    announces = tl.program_id(1) == 0
+    if coming_rows is not None:
+        if announces:
+            _announce(
+                coming_rows, coming_num, coming_numbers, slot_of, keys, num_cells, up_keys, up_uses, num_up_cells,
+                priority, DIRECT, NEEDED, BLOCK,
+            )  # fmt: skip
+        announces = tl.program_id(1) == 1  # the other programs look up
+    if rows is not None:  # noqa: SIM102 (this is known when it is compiled, the other is not)
+        if announces:
+            _look_up(rows, num, numbers, slot_of, keys, num_cells, last_used, found, misses, sums, DIRECT, BLOCK)
 
 
 @triton.jit(do_not_specialize=["num_cells", "num_up_cells"])

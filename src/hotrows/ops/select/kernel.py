@@ -2,8 +2,9 @@
 
 The number wanted is known on the device alone. Four passes count the evictable slots by one byte of their priority
 each, highest byte first and only those that agree with the bytes settled so far; every program settles these bytes
-for itself from the counts of the passes before, which is cheaper than a launch in between. Priorities of the policy
-that looks ahead fit one byte once it is known which batch is planned, and take one pass.
+for itself from the counts of the passes before, which is cheaper than a launch in between. A fifth pass counts how many
+slots of each block go. Priorities of the policy that looks ahead fit one byte once it is known which batch is planned:
+they take one pass, which leaves its counts by block for the compaction.
 """
 
 import torch
@@ -18,7 +19,8 @@ _NEEDED, _FURTHEST, _MOST_SEEN = tl.constexpr(NEEDED), tl.constexpr(FURTHEST), t
 _BLOCK = 4096
 _MOST_PROGRAMS = 1024  # enough to fill the device, few enough that settling bytes in each does not weigh
 _NUM_WARPS = 8
-_AT_ONCE = 1024  # counts of blocks that are added up at a time
+_AT_ONCE = 1024  # blocks whose counts are added up at a time
+_BYTES_AT_ONCE = 16  # the same, where each has 256 counts
 NUM_COUNTS = 4 * 256
 
 
@@ -80,7 +82,7 @@ def _settle(counts, num_wanted, NUM_BYTES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_slots"])
 def _count_bytes(
-    priority, number, last_used, pinned, oldest, num_wanted, counts, num_slots, scan,
+    priority, number, last_used, pinned, oldest, num_wanted, counts, num_slots, scan, by_block,
     STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     prefix, _ = _settle(counts, num_wanted, STEP)
@@ -97,7 +99,10 @@ def _count_bytes(
             candidate = inside & ((key >> (32 - 8 * STEP)) == prefix)
         candidate = _evictable(last_used, pinned, oldest, slot, candidate)
         byte = ((key >> (24 - 8 * STEP)) & 255).to(tl.int32)
-        total += tl.histogram(byte, 256, mask=candidate)
+        here = tl.histogram(byte, 256, mask=candidate)
+        if by_block is not None:
+            tl.store(by_block + block * 256 + tl.arange(0, 256), here)
+        total += here
         block += tl.num_programs(0)
     tl.atomic_add(counts + STEP * 256 + tl.arange(0, 256), total, mask=total > 0, sem="relaxed")
 
@@ -121,27 +126,28 @@ def _count_chosen(
         block += tl.num_programs(0)
 
 
+@triton.jit
+def _gone_before(chosen_in, num_blocks, start, block, limit, NUM_BYTES: tl.constexpr, AT_ONCE: tl.constexpr):
+    """How many slots below the limit, and how many at it, the next AT_ONCE blocks from `start` to `block` have."""
+    other = start + tl.arange(0, AT_ONCE)
+    if NUM_BYTES == 1:  # by block and byte
+        byte = tl.arange(0, 256)[None, :]
+        count = tl.load(chosen_in + other[:, None] * 256 + byte, mask=(other < block)[:, None], other=0)
+        below = tl.sum(tl.sum(tl.where(byte < limit, count, 0), 1), 0)
+        ties = tl.sum(tl.sum(tl.where(byte == limit, count, 0), 1), 0)
+    else:
+        below = tl.sum(tl.load(chosen_in + other, mask=other < block, other=0), 0)
+        ties = tl.sum(tl.load(chosen_in + num_blocks + other, mask=other < block, other=0), 0)
+    return below, ties
+
+
 @triton.jit(do_not_specialize=["num_slots", "num_blocks", "most"])
 def _compact(
-    priority,
-    number,
-    last_used,
-    pinned,
-    oldest,
-    num_wanted,
-    counts,
-    num_slots,
-    scan,
-    chosen_in,
-    num_blocks,
-    answer,
-    most,
-    NUM_BYTES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
-    limit, num_ties = _settle(counts, num_wanted, NUM_BYTES)
-    limit = limit << (32 - 8 * NUM_BYTES)
+    priority, number, last_used, pinned, oldest, num_wanted, counts, num_slots, scan, chosen_in, num_blocks, answer,
+    most, NUM_BYTES: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    prefix, num_ties = _settle(counts, num_wanted, NUM_BYTES)
+    limit = prefix << (32 - 8 * NUM_BYTES)
     start, length = _scanned(scan, num_slots)
     block = tl.program_id(0).to(tl.int64)
     summed = tl.zeros([], tl.int64)  # blocks whose counts are in the two sums
@@ -149,9 +155,9 @@ def _compact(
     ties_before = tl.zeros([], tl.int32)
     while block * BLOCK < length:
         while summed < block:
-            other = summed + tl.arange(0, AT_ONCE)
-            below_before += tl.sum(tl.load(chosen_in + other, mask=other < block, other=0), 0)
-            ties_before += tl.sum(tl.load(chosen_in + num_blocks + other, mask=other < block, other=0), 0)
+            below, ties = _gone_before(chosen_in, num_blocks, summed, block, prefix.to(tl.int32), NUM_BYTES, AT_ONCE)
+            below_before += below
+            ties_before += ties
             summed += AT_ONCE
         summed = block
         position = block * BLOCK + tl.arange(0, BLOCK)
@@ -206,14 +212,18 @@ def select_into(
     grid = (min(num_blocks, most_programs),)
     slots = (priority, number, last_used, pinned.view(torch.uint8), oldest, num_wanted, counts, num_slots, scan)
     num_bytes = 4 if number is None else 1
-    for step in range(num_bytes):
-        _count_bytes[grid](*slots, STEP=step, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
-    # [2, blocks]: how many of a block's slots are below the limit, how many at it
-    chosen_in = torch.empty((2, num_blocks), dtype=torch.int32, device=priority.device)
-    _count_chosen[grid](
-        *slots, chosen_in, num_blocks, NUM_BYTES=num_bytes, BLOCK=_BLOCK, num_warps=_NUM_WARPS
-    )  # fmt: skip
+    if num_bytes == 1:
+        chosen_in = torch.empty((num_blocks, 256), dtype=torch.int32, device=priority.device)
+        _count_bytes[grid](*slots, chosen_in, STEP=0, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+    else:
+        for step in range(num_bytes):
+            _count_bytes[grid](*slots, None, STEP=step, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+        # [2, blocks]: how many of a block's slots are below the limit, how many at it
+        chosen_in = torch.empty((2, num_blocks), dtype=torch.int32, device=priority.device)
+        _count_chosen[grid](
+            *slots, chosen_in, num_blocks, NUM_BYTES=num_bytes, BLOCK=_BLOCK, num_warps=_NUM_WARPS
+        )  # fmt: skip
     _compact[grid](
-        *slots, chosen_in, num_blocks, answer, most,
-        NUM_BYTES=num_bytes, BLOCK=_BLOCK, AT_ONCE=_AT_ONCE, num_warps=_NUM_WARPS,
+        *slots, chosen_in, num_blocks, answer, most, NUM_BYTES=num_bytes, BLOCK=_BLOCK,
+        AT_ONCE=_BYTES_AT_ONCE if num_bytes == 1 else _AT_ONCE, num_warps=_NUM_WARPS,
     )  # fmt: skip
