@@ -22,6 +22,7 @@ from hotrows.cache.resident import ResidentPlanner
 from hotrows.cache.slots import Slots
 from hotrows.ops.add_up import kernel as add_up
 from hotrows.ops.click_loss import kernel as click_loss
+from hotrows.ops.deliver import kernel as deliver
 from hotrows.ops.distinct import kernel as distinct
 from hotrows.ops.interact import kernel as interact
 from hotrows.ops.linear import kernel as linear
@@ -82,6 +83,7 @@ def rows_and_moves() -> None:
     row_table.insert(keys, rows, num)
     renumber.renumber(rows, num, ints(90))
     distinct.distinct(rows)
+    deliver.deliver(torch.zeros(3), torch.zeros(1, dtype=torch.int64))
     select.select(ints(9000), ints(9000), torch.zeros(9000, dtype=torch.bool), 0, num, 9)
 
 

@@ -179,7 +179,6 @@ class RowGroup:
         """As `request` with `announce`, by kernels in a graph; None where ids are not of the shape for that."""
         if not self.uses_ring:
             return None
-        self.catch_up()
         request = self.seating.announce(ids, part, describe)
         if request is not None:
             self._uncounted.append(request)

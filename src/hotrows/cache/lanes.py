@@ -57,29 +57,60 @@ class Passed:
 
 
 class StreamMark:
+    """A recorded event. What is known to have passed is neither asked again nor waited for: both take the host long."""
+
+    __slots__ = ("_device", "_event", "_passed")
+
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._device = stream.device
         self._passed = False
-        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.event.record(stream)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record(stream)
 
     def passed(self) -> bool:
-        if not self._passed:  # to ask takes long
-            self._passed = bool(self.event.query())  # type: ignore[no-untyped-call]
+        if not self._passed:
+            self._passed = bool(self._event.query())  # type: ignore[no-untyped-call]
         return self._passed
 
     def hold_caller(self) -> None:
-        current_stream(self._device).wait_event(self.event)
+        if not self._passed:
+            current_stream(self._device).wait_event(self._event)
+
+    def hold(self, stream: torch.cuda.Stream) -> None:
+        """As `hold_caller` for a given stream."""
+        if not self._passed:
+            stream.wait_event(self._event)
 
     def wait(self) -> None:
         if not self._passed:
-            self.event.synchronize()
+            self._event.synchronize()
             self._passed = True
+
+
+class ReusedMark(StreamMark):
+    """The same with an event of another such mark that nobody has any more: to make one takes the host long.
+
+    Who waits for an event waits for what was recorded last when he began to. Not for marks in a recording.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._device = stream.device
+        self._passed = False
+        spare = _spare_events.get(self._device)
+        self._event = spare.pop() if spare else torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record(stream)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_event"):
+            _spare_events.setdefault(self._device, []).append(self._event)
 
 
 class StreamLane:
     def __init__(self, device: torch.device, priority: int = 0) -> None:
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+        self._on_stream = on_stream(self._stream)
 
     def submit(self, work: Callable[[], None], after: Iterable[Mark] = (), recorded: bool = False) -> Mark:
         if recorded and torch.cuda.current_device() == self._stream.device_index:
@@ -92,14 +123,14 @@ class StreamLane:
 
     def _submit_recorded(self, work: Callable[[], None], after: Iterable[Mark]) -> Mark:
         """The same with less ado, for it is done several times a step."""
-        with on_stream(self._stream):
+        with self._on_stream:
             for mark in after:
                 if isinstance(mark, StreamMark):
-                    self._stream.wait_event(mark.event)
+                    mark.hold(self._stream)
                 else:
                     mark.hold_caller()
             work()
-            return StreamMark(self._stream)
+            return ReusedMark(self._stream)
 
 
 class CallerLane:
@@ -194,21 +225,27 @@ def current_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class on_stream:  # noqa: N801
-    """As `torch.cuda.stream` with less ado: what is launched inside goes to a stream of the current device."""
+    """As `torch.cuda.stream` with less ado: what is launched inside goes to a stream of the current device.
+
+    May be entered again and again, but not while it is entered.
+    """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
+        self._stream = stream  # kept: who is told its number alone does not keep it
+        self._index = stream.device.index
+        self._number = (stream.stream_id, stream.device_index, stream.device_type)
 
     def __enter__(self) -> None:
-        self._before = current_stream(self._stream.device)
-        torch.cuda.set_stream(self._stream)
+        self._before = torch._C._cuda_getCurrentStream(self._index)
+        torch._C._cuda_setStream(*self._number)
 
     def __exit__(self, *error: object) -> None:
-        torch.cuda.set_stream(self._before)
+        torch._C._cuda_setStream(*self._before)
 
 
 PRIORITY = 0
 _streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
+_spare_events: dict[torch.device, list[torch.cuda.Event]] = {}
 
 
 def caller_device(device: torch.device) -> AbstractContextManager[object]:

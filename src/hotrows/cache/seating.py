@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from hotrows.cache.ring import Ring
 
 
+ASK_EVERY = 16  # batches
+
+
 class Seating:
     """Args:
     group: whose batches they are.
@@ -35,6 +38,8 @@ class Seating:
         self._seated: dict[int, Flight] = {}  # seat → who was last in it
         self._left: dict[int, list[Mark]] = {}  # seat → when who was last in it left
         self._announcement: Announcement | None = None  # to be made with the next plan
+        self._num_announced = 0
+        self._pageable = True
 
     def announce(self, ids: Tensor, part: IdColumns, describe: Callable[[list[int]], str]) -> Request | None:
         """A place for a batch; None where it has no shape for a ring, or there is no place."""
@@ -49,8 +54,7 @@ class Seating:
             group.count_announced(wait=True)  # so that the table is made as large as it must be, and no larger
         self.flush_announcement()
         number = group.next_number()
-        pageable = group.device.type == "cuda" and not ids.is_cuda and not ids.is_pinned()
-        source = ids.pin_memory() if pageable else ids
+        source = ids.pin_memory() if self._is_pageable(ids) else ids
         told = LateNumbers(ring.told[place])
         bad = LateBad(told, ids, part.columns, ring.num_lookups)
         request = Request(ring.places[place].distinct, number, None, told, bad, describe, place)
@@ -58,6 +62,15 @@ class Seating:
         self._announcement = Announcement(request, source, place, number, made)
         self._placed[place] = request
         return request
+
+    def _is_pageable(self, ids: Tensor) -> bool:
+        """Whether ids must be pinned, lest the host wait for their copy: asked now and then, because it takes long."""
+        if self._group.device.type != "cuda" or ids.is_cuda:
+            return False
+        if self._num_announced % ASK_EVERY == 0:
+            self._pageable = not ids.is_pinned()
+        self._num_announced += 1
+        return self._pageable
 
     def flush_announcement(self) -> None:
         """Announce at once what would have been announced with the next plan."""

@@ -43,11 +43,11 @@ class Ahead:
 
     def is_unchanged(self) -> bool:
         """Whether the user's tensors are as they were when the batch was looked ahead."""
-        return all(
-            _version(tensor) == version
-            for key, versions in zip(self._keys, self._versions, strict=True)
-            for tensor, version in zip(key, versions, strict=True)
-        )
+        for key, versions in zip(self._keys, self._versions, strict=True):
+            for tensor, version in zip(key, versions, strict=True):
+                if _version(tensor) != version:
+                    return False
+        return True
 
     def matches(self, lookups: Sequence[Lookups]) -> bool:
         """Whether a forward pass looks up what was looked ahead."""

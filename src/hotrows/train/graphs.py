@@ -15,12 +15,13 @@ from torch.utils import _pytree as pytree
 
 from hotrows.cache.flights import Flight
 from hotrows.cache.group import RowGroup
-from hotrows.cache.lanes import caller_device, caller_mark, on_stream
+from hotrows.cache.lanes import Mark, ReusedMark, caller_device, caller_mark, current_stream, on_stream
 from hotrows.cache.recording import Recorder
 from hotrows.nn.lookups import on_device
 from hotrows.nn.module import CachedModule
 from hotrows.nn.updates import RecordedUpdates
 from hotrows.ops.row_update import numbers
+from hotrows.train.answers import Answers
 from hotrows.train.batch_form import put_together, same_leaf, take_apart
 from hotrows.train.recordable import CannotRecordError, DenseOptimizers, watching
 
@@ -76,9 +77,7 @@ class GraphedStep(Generic[B, T]):
         self._num_recorded = 0
         self._recordings: dict[Any, _Recording] = {}
         self._recorder: Recorder | None = None
-        self._copying: Any = None
-        self._updating: Any = None
-        self._training: Any = None
+        self._streams: _Streams | None = None
         reasons = (group.reason_against_ring() for group in bags.groups)
         self.reason = next((reason for reason in reasons if reason is not None), None)
 
@@ -157,22 +156,29 @@ class GraphedStep(Generic[B, T]):
     def _record(self, leaves: list[Any], form: Any, flights: list[Flight]) -> "_Recording":
         if self._recorder is None:
             self._recorder = Recorder(self._bags.device, PRIORITY)
-        if self._training is None:
-            self._copying = torch.cuda.Stream(self._bags.device)  # type: ignore[no-untyped-call]
-            self._updating = torch.cuda.Stream(self._bags.device, PRIORITY)  # type: ignore[no-untyped-call]
-            self._training = torch.cuda.Stream(self._bags.device, PRIORITY)  # type: ignore[no-untyped-call]
+        if self._streams is None:
+            self._streams = _Streams(self._bags.device)
         self._num_recorded += 1
         if self._num_recorded > self.num_replayed // 8 + SPARE_RECORDINGS:
             raise CannotRecordError("its batches, parameters or optimizers change from call to call")
         self._optimizers.zero_grad()
         self._optimizers.note()
         rates, row_rates = self._optimizers.rate_versions(), _row_rates(self._bags)
-        recording = _Recording(
-            self._step, self._bags, leaves, form, flights, self._recorder, self._copying, self._updating, self._training
-        )
+        recording = _Recording(self._step, self._bags, leaves, form, flights, self._recorder, self._streams)
         if self._optimizers.rate_versions() != rates or _row_rates(self._bags) != row_rates:
             raise CannotRecordError("it changes learning rates: step the scheduler outside of it")
         return recording
+
+
+class _Streams:
+    """Where inputs are copied, rows updated, and steps replayed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.updating = torch.cuda.Stream(device, PRIORITY)  # type: ignore[no-untyped-call]
+        self.training = torch.cuda.Stream(device, PRIORITY)  # type: ignore[no-untyped-call]
+        self.on_copying = on_stream(self.copying)
+        self.on_training = on_stream(self.training)
 
 
 class _Recording:
@@ -186,13 +192,10 @@ class _Recording:
         form: Any,
         flights: list[Flight],
         recorder: Recorder,
-        copying: torch.cuda.Stream,
-        updating: torch.cuda.Stream,
-        training: torch.cuda.Stream,
+        streams: _Streams,
     ) -> None:
         self._bags = bags
-        self._copying = copying
-        self._training = training
+        self._streams = streams
         self._form = form
         self._memory = _memory(bags)
         ids = bags.current_ids()
@@ -201,27 +204,33 @@ class _Recording:
             _stand_in(leaf, is_ids, bags.device) if isinstance(leaf, Tensor) else leaf
             for leaf, is_ids in zip(leaves, self._is_ids, strict=True)
         ]
+        self._brought = [
+            (place, tensor)
+            for place, (tensor, is_ids) in enumerate(zip(self._inputs, self._is_ids, strict=True))
+            if isinstance(tensor, Tensor) and not is_ids
+        ]
         self._rates = [_Rates(group, bags.device) for group in bags.groups]
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._answers = Answers(bags.device)
         stand_ins = [leaf for leaf, is_ids in zip(self._inputs, self._is_ids, strict=True) if is_ids]
         with recorder.recording() as self._graph:
             # beside the first kernels, not before them
             begun = caller_mark(bags.device)
-            with torch.cuda.stream(copying):
+            with torch.cuda.stream(streams.copying):
                 begun.hold_caller()
                 for rates in self._rates:
                     rates.on_device.copy_(rates.pinned, non_blocking=True)
                 arrived = caller_mark(bags.device)
-            updates = [RecordedUpdates(rates.group, rates.on_device, arrived, updating) for rates in self._rates]
+            updates = [
+                RecordedUpdates(rates.group, rates.on_device, arrived, streams.updating) for rates in self._rates
+            ]
             with bags.recorded(list(zip(flights, updates, strict=True)), stand_ins):
                 answer = step(put_together(self._inputs, form))
             for each in updates:
                 each.join()
+            self._answers.record(answer)
         if any(each.num_passes != (1, 1) for each in updates):
             raise CannotRecordError("a step must call the bags once, and one backward pass must come to them")
-        answer, self._answer_form = pytree.tree_flatten(answer)
-        self._answer = [part.detach() if isinstance(part, Tensor) else part for part in answer]
-        self._done = caller_mark(bags.device)  # the memory of the inputs is free by then
+        self._done: Mark = caller_mark(bags.device)  # the memory of the inputs is free by then
 
     def __del__(self) -> None:
         """A graph that is still queued reads pinned memory, which must not be handed out again."""
@@ -241,53 +250,43 @@ class _Recording:
         # What the host writes next, the last replay has read: it was of a batch that had this seat before, and the
         # plan that took the seat waited for it. Unless it was of this batch.
         self._done.wait()
-        device = self._bags.device
-        # made in the caller's lane, which will read them, and before its mark: who had this memory before is done
-        answer = [torch.empty_like(part) if isinstance(part, Tensor) else part for part in self._answer]
-        before = caller_mark(device)
+        device, training = self._bags.device, self._streams.training
+        # made in the caller's stream, which will read it, and before its mark: who had this memory before is done
+        answer = self._answers.next()
+        before = ReusedMark(current_stream(device))
         with caller_device(device):
-            self._bring(leaves)
-            with on_stream(self._training):
-                before.hold_caller()
+            copied = self._bring(leaves)
+            with self._streams.on_training:
+                before.hold(training)
+                if copied is not None:
+                    copied.hold(training)
                 self._bring_from_device(leaves)
                 for flight, rates in zip(flights, self._rates, strict=True):
                     rates.group.acquire(flight)
                     rates.next_step()
                 self._graph.replay()
-                for given, part in zip(answer, self._answer, strict=True):
-                    if isinstance(part, Tensor):
-                        given.copy_(part)
-                self._done = caller_mark(device)
+                self._done = ReusedMark(training)
         self._done.hold_caller()
         for flight, rates in zip(flights, self._rates, strict=True):
             rates.group.note_use(flight, self._done)
-        return pytree.tree_unflatten(answer, self._answer_form)
+        return answer
 
-    def _bring(self, leaves: list[Any]) -> None:
+    def _bring(self, leaves: list[Any]) -> ReusedMark | None:
         """Copy the batch from the host to where the recording looks for it, while earlier batches train."""
-        pairs = [
-            (place, leaf)
-            for leaf, place, is_ids in zip(leaves, self._inputs, self._is_ids, strict=True)
-            if isinstance(leaf, Tensor) and not is_ids and not leaf.is_cuda
-        ]
-        if pairs:
-            with on_stream(self._copying):
-                self._done.hold_caller()
-                for place, leaf in pairs:
-                    place.copy_(leaf, non_blocking=True)  # what is not pinned, CUDA takes a copy of before it goes on
-                self._copied.record(self._copying)
-            self._training.wait_event(self._copied)
+        pairs = [(own, leaves[place]) for place, own in self._brought if not leaves[place].is_cuda]
+        if not pairs:
+            return None
+        with self._streams.on_copying:
+            for own, leaf in pairs:
+                own.copy_(leaf, non_blocking=True)  # what is not pinned, CUDA takes a copy of before it goes on
+            return ReusedMark(self._streams.copying)
 
     def _bring_from_device(self, leaves: list[Any]) -> None:
         """The same for what the caller has on the device already."""
-        pairs = [
-            (place, leaf)
-            for leaf, place, is_ids in zip(leaves, self._inputs, self._is_ids, strict=True)
-            if isinstance(leaf, Tensor) and not is_ids and leaf.is_cuda
-        ]
+        pairs = [(own, leaves[place]) for place, own in self._brought if leaves[place].is_cuda]
         if pairs:
-            places, given = zip(*pairs, strict=True)
-            torch._foreach_copy_(places, given)
+            owns, given = zip(*pairs, strict=True)
+            torch._foreach_copy_(owns, given)
 
 
 class _Rates:

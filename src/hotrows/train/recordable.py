@@ -87,47 +87,56 @@ class _Noted:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        self._state: dict[Tensor, dict[str, Any]] = optimizer.state
         self._groups = list(optimizer.param_groups)
         for group in self._groups:
             keep_rate_on_device(group)
         self.rates: list[Tensor] = [group["lr"] for group in self._groups]
         self._numbers = [_numbers(group) for group in self._groups]
-        params = [param for group in self._groups for param in group["params"]]
-        self._params = [(param, param.data_ptr(), param.requires_grad) for param in params]
+        self._params = [
+            [(param, param.data_ptr(), param.requires_grad) for param in group["params"]] for group in self._groups
+        ]
         self._states = [
-            (param, name, part)
-            for param in params
-            for name, part in optimizer.state.get(param, {}).items()
-            if isinstance(part, Tensor)
+            (param, self._state[param], [pair for pair in self._state[param].items() if isinstance(pair[1], Tensor)])
+            for group in self._groups
+            for param in group["params"]
+            if param in self._state
         ]
 
-    def _now(self) -> Iterator[Tensor]:
-        return (param for group in self._optimizer.param_groups for param in group["params"])
-
     def holds(self) -> bool:
-        groups = self._optimizer.param_groups  # loading a state makes new ones
-        if len(groups) != len(self._groups) or any(a is not b for a, b in zip(groups, self._groups, strict=True)):
+        """Asked at every step, so in plain loops."""
+        optimizer, groups = self._optimizer, self._optimizer.param_groups  # loading a state makes new ones
+        if optimizer.state is not self._state or len(groups) != len(self._groups):
             return False
-        for group, rate in zip(groups, self.rates, strict=True):
+        for group, noted, rate in zip(groups, self._groups, self.rates, strict=True):
+            if group is not noted:
+                return False
             if group["lr"] is not rate:
                 rate.fill_(group["lr"])
                 group["lr"] = rate
-        state = self._optimizer.state
-        return (
-            all(_numbers(group) == numbers for group, numbers in zip(groups, self._numbers, strict=True))
-            and sum(len(group["params"]) for group in groups) == len(self._params)
-            and all(
-                param is noted and param.data_ptr() == address and param.requires_grad == trains
-                for param, (noted, address, trains) in zip(self._now(), self._params, strict=True)
-            )
-            and all(state.get(param, {}).get(name) is part for param, name, part in self._states)
-        )
+        for group, numbers, params in zip(groups, self._numbers, self._params, strict=True):
+            for name, number in numbers:
+                now = group.get(name)
+                if now is not number and (isinstance(now, Tensor) or now != number):
+                    return False
+            if len(group["params"]) != len(params):
+                return False
+            for param, (known, address, trains) in zip(group["params"], params, strict=True):
+                if param is not known or param.data_ptr() != address or param.requires_grad != trains:
+                    return False
+        for param, state, parts in self._states:
+            if self._state.get(param, {}) is not state:
+                return False
+            for name, part in parts:
+                if state.get(name) is not part:
+                    return False
+        return True
 
 
-def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+def _numbers(group: dict[str, Any]) -> list[tuple[str, Any]]:
     """What a step reads; the rate is a tensor, and its first value a scheduler's."""
     kept = group.keys() - {"params", "initial_lr"}
-    return {name: group[name] for name in kept if not isinstance(group[name], Tensor)}
+    return [(name, group[name]) for name in kept if not isinstance(group[name], Tensor)]
 
 
 def _make_recordable(optimizer: torch.optim.Optimizer) -> None:

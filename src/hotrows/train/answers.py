@@ -1,0 +1,56 @@
+"""What a recorded step answers: in new memory at every replay, because the user may keep it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hotrows.cache.lanes import current_stream
+from hotrows.train.recordable import CannotRecordError
+
+MOST = 64  # tensors
+SMALL = 512  # bytes of an answer of which many are made at once
+AT_ONCE = 64
+
+
+class Answers:
+    """Made before the step is recorded, because pinned memory cannot be made meanwhile."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._addresses = torch.zeros(MOST, 2, dtype=torch.int64, pin_memory=True)  # aligned to 16 bytes
+        self._write = self._addresses.numpy()
+        self._stream: Any = None
+
+    def record(self, answer: Any) -> None:
+        """End a recording by delivering the step's answer, a tensor or several."""
+        from hotrows.ops.deliver.kernel import deliver
+
+        parts, self._form = pytree.tree_flatten(answer)
+        self._parts = [part.detach() if isinstance(part, Tensor) else part for part in parts]
+        self._delivered = [
+            (place, part.contiguous())
+            for place, part in enumerate(self._parts)
+            if isinstance(part, Tensor) and part.is_cuda and part.numel() > 0
+        ]
+        if len(self._delivered) > MOST:
+            raise CannotRecordError(f"it answers {len(self._delivered)} tensors, {MOST} at most are delivered")
+        for number, (_, part) in enumerate(self._delivered):
+            deliver(part, self._addresses[number, :1])
+        self._spare: list[list[Tensor]] = [[] for _ in self._delivered]
+
+    def next(self) -> Any:
+        """Memory for the next replay's answer, of the caller's stream; the replay before must be done."""
+        stream = current_stream(self._device)
+        if stream is not self._stream:  # memory belongs to the stream that it was made in
+            self._stream, self._spare = stream, [[] for _ in self._delivered]
+        answer = [part.clone() if isinstance(part, Tensor) and not part.is_cuda else part for part in self._parts]
+        for number, (place, part) in enumerate(self._delivered):
+            spare = self._spare[number]
+            if not spare:
+                count = AT_ONCE if part.numel() * part.element_size() <= SMALL else 1
+                spare.extend(part.new_empty(count, *part.shape).unbind())
+            answer[place] = spare.pop()
+            self._write[number, 0] = answer[place].data_ptr()
+        return pytree.tree_unflatten(answer, self._form) if len(answer) != 1 or self._form.num_children else answer[0]

@@ -1,0 +1,22 @@
+"""Copies to an address that is found in memory."""
+
+import pytest
+import torch
+
+from hotrows.ops.deliver.kernel import deliver
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
+@pytest.mark.parametrize("shape", [(), (3,), (5, 7), (2000,)])
+def test_delivers_where_the_address_says(shape, dtype, device, random):
+    given = torch.randint(0, 2, shape, generator=random).to(dtype).to(device)
+    memory = torch.zeros(4, *shape, dtype=dtype, device=device)
+    address = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+    for place in (2, 0):
+        address[0] = memory[place].data_ptr()
+        deliver(given, address)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    assert torch.equal(memory[2], given)
+    assert torch.equal(memory[0], given)
+    assert not memory[[1, 3]].any()
