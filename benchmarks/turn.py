@@ -21,7 +21,7 @@ from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.indexes import make_index
 from hotrows.cache.planner import Counts, Planner
 from hotrows.cache.policies import make_policy
-from hotrows.cache.ring import Ring, Shape
+from hotrows.cache.ring import Ring
 from hotrows.cache.slots import Slots
 from hotrows.data.shapes import CRITEO_KAGGLE
 
@@ -36,9 +36,11 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
     slots = Slots(math.ceil(SHARE * num_rows), device)
     planner = Planner(slots, make_index("hash", num_rows, slots), make_policy("lookahead"))
     lengths = torch.tensor(sizes, device=device)
-    shape = Shape(batch_size, len(sizes), torch.int64)
     part = IdColumns(None, lengths.cumsum(0) - lengths, lengths)
-    ring = Ring(planner, part, shape, depth, window, num_rows, device, move=lambda seat: None)
+    ring = Ring(
+        planner, part, torch.Size([batch_size, len(sizes)]), torch.int64, depth, window, num_rows, device,
+        move=lambda seat: None,
+    )  # fmt: skip
     generator = torch.Generator(device).manual_seed(0)
     waiting: deque[tuple[int, int]] = deque()
     plans: deque[int] = deque(maxlen=depth + 1)

@@ -186,7 +186,9 @@ def test_victims_are_in_neither_the_current_batch_nor_the_next_nor_the_hot_set(
         step(bags, batch.ids)
         turn += 1
     assert (bags.stats().shrinks > 0) == (cache < 90)
-    assert sum(number > at for at, number in victims_of) > 20, "most batches are planned ahead"
+    assert len(victims_of) > 20
+    if cache == 90:  # a smaller one has room for the current batch, and seldom for more
+        assert sum(number > at for at, number in victims_of) > 20, "most batches are planned ahead"
     assert sum(map(len, victims_of.values())) > 50
     hot, rows = _rows(strategy, bags), [_rows_of(batch) for batch in batches]
     for (current, number), victims in victims_of.items():

@@ -28,7 +28,7 @@ class Rows:
     bad: Tensor | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Request:
     """A batch's rows on their way to a plan."""
 
@@ -60,7 +60,7 @@ class Request:
                 raise BadIdError(self.describe(found))
 
 
-@dataclass
+@dataclass(slots=True)
 class Announcement:
     """A batch that is to be announced by the ring."""
 
@@ -71,7 +71,7 @@ class Announcement:
     made: tuple[Mark, ...]  # when the ids are there
 
 
-@dataclass
+@dataclass(slots=True)
 class Flight:
     """A plan in flight."""
 

@@ -16,7 +16,7 @@ PATIENCE = 32  # turns until one batch more is planned ahead than there was room
 MOST_PATIENCE = 1024
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
     """A batch that has not come. Without a flight it is to be planned."""
 

@@ -9,7 +9,6 @@ through small arrays in pinned memory, which the kernels read and write: the bat
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,19 +27,11 @@ _serials = itertools.count()
 SPARE = 4  # seats beyond the depth: the batch that trains, the one before it, and two that the host has not looked at
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What all batches of a ring have in common."""
-
-    num_samples: int
-    num_columns: int
-    dtype: torch.dtype
-
-
 class Ring:
     """Places and seats for batches of one shape.
 
     Args:
+        shape, dtype: of the ids of all its batches, [B, F].
         depth, window: of the loop that will look ahead.
         num_rows: of the group.
         move: carries out the moves of the plan in a seat.
@@ -50,7 +41,8 @@ class Ring:
         self,
         planner: Planner | ResidentPlanner,
         part: IdColumns,
-        shape: Shape,
+        shape: torch.Size,
+        dtype: torch.dtype,
         depth: int,
         window: int,
         num_rows: int,
@@ -58,17 +50,17 @@ class Ring:
         move: Callable[[Seat], None],
     ) -> None:
         self.serial = next(_serials)
-        self.shape = shape
+        self._shape, self._dtype = shape, dtype
         self.depth = depth
         self.window = window
         self._planner = planner
         self._move = move
-        self._fused = FusedPlanner(planner, part, shape.num_samples, num_rows)
+        self._fused = FusedPlanner(planner, part, shape[0], num_rows)
         self.num_lookups = self._fused.num_lookups
         self.num_seats = depth + SPARE
         # a whole number of rounds of seats, so that a place always goes to the same seat
         self.num_places = -(-(window + 2) // self.num_seats) * self.num_seats
-        self._ids = torch.zeros(shape.num_samples, shape.num_columns, dtype=shape.dtype, device=device)
+        self._ids = torch.zeros(shape, dtype=dtype, device=device)
         self._next = 0
         pinned = device.type == "cuda"
 
@@ -100,8 +92,8 @@ class Ring:
         tensors = [tensor for tensor in tensors if tensor.device == self._ids.device]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def suits(self, shape: Shape, depth: int, window: int) -> bool:
-        return self.shape == shape and self.depth >= depth and self.window >= window
+    def suits(self, ids: Tensor, depth: int, window: int) -> bool:
+        return ids.shape == self._shape and ids.dtype == self._dtype and self.depth >= depth and self.window >= window
 
     def next_place(self) -> int:
         """The place for the next batch, whoever was there before."""

@@ -150,22 +150,19 @@ class Seating:
 
     def _ring_for(self, ids: Tensor, part: IdColumns) -> "Ring | None":
         group = self._group
-        if ids.numel() == 0:
-            return None
-        from hotrows.cache.ring import Ring, Shape
-
         depth, window = self.ahead
-        if depth == 0:
-            return None  # rows move at their batch's turn, those of the ring move before
-        shape = Shape(ids.shape[0], ids.shape[1], ids.dtype)
-        if self.ring is not None and self.ring.suits(shape, depth, window):
+        if self.ring is not None and depth > 0 and self.ring.suits(ids, depth, window):
             return self.ring
+        if ids.numel() == 0 or depth == 0:
+            return None  # without depth, rows move at their batch's turn; those of the ring move before
+        from hotrows.cache.ring import Ring
+
         if self._placed or group.flies_in_ring():
             return None  # the ring of another shape is in use, as by the loop whose last batch is a shorter one
         group.planned.wait()  # the old ring is used no more
         with writable_state():
             self.ring = Ring(
-                group.planner, part, shape, depth, window, group.store.num_rows, group.device,
+                group.planner, part, ids.shape, ids.dtype, depth, window, group.store.num_rows, group.device,
                 lambda seat: group.move_in_ring(seat),
             )  # fmt: skip
         caller_mark(group.device).wait()

@@ -18,7 +18,7 @@ BAD_ID = 1
 BAD_OFFSETS = 2
 
 
-@dataclass
+@dataclass(slots=True)
 class Lookups:
     """One group's part of a batch."""
 
