@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hotrows.cache.from_host import copy_from_host
 from hotrows.cache.fused import FusedPlanner, Place, Seat
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import writable_state
@@ -111,11 +112,11 @@ class Ring:
     # -- in the planning lane -------------------------------------------------------------------------------------
 
     def prepare_announcement(self, ids: Tensor, place: int, number: int) -> None:
-        """What comes before `run` announces the batch of a place."""
+        """What comes before `run` announces the batch of a place. The ids must live until that is done."""
         if self._upcoming is not None:
             self._upcoming.expect(number, self.num_lookups)
         self._write_announced[place, 2] = number
-        self._ids.copy_(ids, non_blocking=True)
+        copy_from_host(self._ids, ids)
 
     def prepare_plan(
         self, place: int, oldest: int | None, number: int, num_rows: int, everywhere: bool

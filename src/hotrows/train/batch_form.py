@@ -12,8 +12,12 @@ def take_apart(batch: Any) -> tuple[list[Any], Any]:
     if isinstance(batch, Tensor):
         return [batch], Tensor
     kind = type(batch)
-    if isinstance(batch, tuple) and all(isinstance(part, Tensor) for part in batch):
-        return list(batch), kind
+    if isinstance(batch, tuple):
+        for part in batch:
+            if not isinstance(part, Tensor):
+                break
+        else:
+            return list(batch), kind
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type) and kind not in pytree.SUPPORTED_NODES:
         names = [field.name for field in dataclasses.fields(batch)]
         pytree.register_pytree_node(

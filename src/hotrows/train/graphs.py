@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hotrows.cache.flights import Flight
+from hotrows.cache.from_host import copy_from_host
 from hotrows.cache.group import RowGroup
 from hotrows.cache.lanes import Mark, ReusedMark, caller_device, caller_mark, current_stream, on_stream
 from hotrows.cache.recording import Recorder
@@ -118,14 +119,24 @@ class GraphedStep(Generic[B, T]):
         ahead = self._bags.current
         if ahead is None or not self._bags.training or not torch.is_grad_enabled() or self._bags.is_accumulating:
             return None
-        flights = [flight for flight in ahead.flights if flight is not None and flight.seat is not None]
-        return flights if len(flights) == len(ahead.flights) else None
+        flights: list[Flight] = []
+        for flight in ahead.flights:
+            if flight is None or flight.seat is None:
+                return None
+            flights.append(flight)
+        return flights
 
     def _has_current_ids(self, leaves: list[Any]) -> bool:
         """Whether this is the batch whose turn it is, with the ids that were planned."""
         ahead = self._bags.current
         assert ahead is not None
-        return ahead.is_unchanged() and all(any(leaf is ids for leaf in leaves) for ids in ahead.ids)
+        for ids in ahead.ids:
+            for leaf in leaves:
+                if leaf is ids:
+                    break
+            else:
+                return False
+        return ahead.is_unchanged()
 
     def _as_it_stands(self, leaves: list[Any], form: Any) -> T:
         """The step itself, on the batch as a recording sees it: on the device, but for its ids."""
@@ -211,6 +222,7 @@ class _Recording:
         ]
         self._rates = [_Rates(group, bags.device) for group in bags.groups]
         self._answers = Answers(bags.device)
+        self._kept: list[tuple[Tensor, Tensor]] = []
         stand_ins = [leaf for leaf, is_ids in zip(self._inputs, self._is_ids, strict=True) if is_ids]
         with recorder.recording() as self._graph:
             # beside the first kernels, not before them
@@ -239,12 +251,12 @@ class _Recording:
 
     def suits(self, leaves: list[Any], form: Any) -> bool:
         """Whether this is a recording of the step on such a batch, with memory that is still there."""
-        return (
-            form == self._form
-            and len(leaves) == len(self._inputs)
-            and all(same_leaf(leaf, own) for leaf, own in zip(leaves, self._inputs, strict=True))
-            and self._memory == _memory(self._bags)
-        )
+        if form != self._form or len(leaves) != len(self._inputs):
+            return False
+        for leaf, own in zip(leaves, self._inputs, strict=True):
+            if not same_leaf(leaf, own):
+                return False
+        return self._memory == _memory(self._bags)
 
     def replay(self, leaves: list[Any], flights: list[Flight]) -> Any:
         # What the host writes next, the last replay has read: it was of a batch that had this seat before, and the
@@ -278,7 +290,8 @@ class _Recording:
             return None
         with self._streams.on_copying:
             for own, leaf in pairs:
-                own.copy_(leaf, non_blocking=True)  # what is not pinned, CUDA takes a copy of before it goes on
+                copy_from_host(own, leaf)
+            self._kept = pairs  # until the next replay, which waits for this one
             return ReusedMark(self._streams.copying)
 
     def _bring_from_device(self, leaves: list[Any]) -> None:

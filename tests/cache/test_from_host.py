@@ -1,0 +1,23 @@
+"""Copies from the host, whatever the host has."""
+
+import pytest
+import torch
+
+from hotrows.cache.from_host import copy_from_host
+
+
+@pytest.mark.parametrize("kind", ["as it is", "pinned", "with gaps", "of another type", "on the device", "empty"])
+def test_copies(kind, device):
+    source = torch.randperm(26 * 300).view(300, 26)[: 0 if kind == "empty" else 300]
+    expected = source.clone()
+    if kind == "pinned" and device.type == "cuda":
+        source = source.pin_memory()
+    if kind == "with gaps":
+        source = torch.cat([source, source], 1)[:, :26]
+    if kind == "of another type":
+        source = source.int()
+    if kind == "on the device":
+        source = source.to(device)
+    target = torch.full((len(expected), 26), -1, device=device)
+    copy_from_host(target, source)
+    assert torch.equal(target.cpu(), expected)
