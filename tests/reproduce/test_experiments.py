@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from hotrows.data.dataset import open_dataset
-from hotrows.reproduce import PAPERS, freqcache, heca
+from hotrows.reproduce import PAPERS, freqcache, heca, heca_batches
 from hotrows.reproduce.bench import Bench
 from hotrows.reproduce.experiment import Claim, choose
 from hotrows.reproduce.kept import KeptDataSet
-from hotrows.reproduce.output import write
+from hotrows.reproduce.output import commit, write
 from hotrows.reproduce.scale import Scale
 
 TINY = {
@@ -91,7 +91,8 @@ def test_duplicates_are_the_papers_to_a_point() -> None:
 
 def test_names_are_read_as_people_write_them() -> None:
     experiments = PAPERS["heca"].experiments
-    assert [each.name for each in choose(experiments, ["Fig 9", "8", "table2"], "heca")] == ["fig7", "fig8", "fig9"]
+    assert [each.name for each in choose(experiments, ["Fig 9", "8", "table2"], "heca")] == ["fig9", "fig8", "fig7"]
+    assert [each.name for each in choose(experiments, ["7", "table2"], "heca")] == ["fig7"]
     assert choose(experiments, [], "heca") == list(experiments)
     with pytest.raises(ValueError, match=r"heca has no 'fig99' to reproduce: known are fig1, fig6, fig7, table2"):
         choose(experiments, ["fig99"], "heca")
@@ -113,6 +114,29 @@ def test_kept_samples_are_those_of_the_data_set() -> None:
         assert torch.equal(ours.label, theirs.label)
     shuffled = torch.cat([batch.dense for batch in kept.loader("train", 300, shuffle=True)])
     assert not torch.equal(shuffled, torch.cat([batch.dense for batch in kept.loader("train", 300)]))
+
+
+def test_what_differs_from_the_paper_is_said() -> None:
+    full = {paper: found.scales["full"].said() for paper, found in PAPERS.items()}
+    assert full == {
+        "freqcache": "the paper's sizes, learning rates 0.1 at most",
+        "heca": "the paper's sizes",
+    }
+
+
+def test_rows_on_the_host_may_get_fewer_steps() -> None:
+    bench = Bench(dataclasses.replace(TINY["heca"], host_steps=3), "cpu")
+    result = heca_batches.fig_7(bench)
+    assert {trained.summary["strategy"]: trained.summary["steps"] for trained in bench._trained.values()} == {
+        "heca": 4, "host": 3, "device": 4,
+    }  # fmt: skip
+    assert (result.settings["steps"], result.settings["host_steps"]) == (4, 3)
+    assert dataclasses.replace(bench, steps=2).steps_of("host") == 2
+
+
+def test_a_copy_of_a_checkout_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTROWS_COMMIT", "0123456789ab")
+    assert commit.__wrapped__() == "0123456789ab"
 
 
 def test_too_few_samples_are_refused(tmp_path: Path) -> None:

@@ -475,6 +475,22 @@ def test_evaluating_in_between_is_not_part_of_a_stage() -> None:
     assert max(times.trainer, times.wall, times.collector) < 0.1
 
 
+def test_the_warm_up_is_not_part_of_a_stage() -> None:
+    batches, strategy = make_batches(8), make(120)
+    bags = bags_of(strategy)
+    strategy.warmed_up()  # nothing is timed yet
+    for number, batch in enumerate(strategy.batches(batches, bags)):
+        step(bags, batch.ids)
+        if number < 3:
+            time.sleep(0.5)
+        elif number == 3:
+            strategy.warmed_up()
+    times = strategy.stage_times
+    assert times is not None
+    assert times.batches == 5  # the one that ends the warm-up ends after it
+    assert 0 < max(times.trainer, times.wall) < 0.1
+
+
 def test_an_exception_in_the_loader_comes_after_the_batches_before_it() -> None:
     batches, strategy = make_batches(6), make(120)
     bags = bags_of(strategy)

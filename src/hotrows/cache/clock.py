@@ -52,6 +52,11 @@ class Stopwatch:
         """So much of it was something else."""
         self._seconds -= seconds
 
+    def restart(self) -> None:
+        """Begin anew from 0."""
+        self._spans.clear()
+        self._seconds = 0.0
+
     def seconds(self) -> float:
         """The sum so far; waits for the device."""
         while self._spans:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def reproduce(
     paper: Annotated[str | None, typer.Argument(help="freqcache or heca.")] = None,
-    figures: Annotated[list[str] | None, typer.Argument(help="Such as fig9 table1; by default all of them.")] = None,
+    figures: Annotated[
+        list[str] | None, typer.Argument(help="Such as fig9 table1, run in this order; by default all of them.")
+    ] = None,
     scale: Annotated[str, typer.Option(help="small: minutes on a CPU; full: the paper's sizes, for a GPU.")] = "small",
     data: Annotated[
         str | None, typer.Option(help="A prepared directory in place of the synthetic Criteo Kaggle.")
@@ -74,16 +76,18 @@ def _run_all(
     """Run, write and show one figure after the other; what is finished stays if the rest is not."""
     from hotrows.cli.show import Steps
     from hotrows.reproduce.output import commit, write
+    from hotrows.stores.host_memory import memory_kept
 
     commit()
     found: list[dict[str, Any]] = []
     try:
-        for experiment in chosen:
-            with Steps() as steps:
-                bench.progress = steps
-                result = experiment.run(bench)
-            found.append(write(directory, paper, experiment, bench, result))
-            _show(experiment, bench, result, directory)
+        with memory_kept():
+            for experiment in chosen:
+                with Steps() as steps:
+                    bench.progress = steps
+                    result = experiment.run(bench)
+                found.append(write(directory, paper, experiment, bench, result))
+                _show(experiment, bench, result, directory)
     except KeyboardInterrupt:
         typer.secho(f"interrupted: {len(found)} of {len(chosen)} figures are in {directory}", fg="yellow", err=True)
         return found, True

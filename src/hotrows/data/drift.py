@@ -30,13 +30,12 @@ class Drift:
             return ranks
         return self._ids(ranks, days.unsqueeze(1), self._num_ids)
 
-    def ids_of_day(self, feature: int, day: int) -> NDArray[np.int64]:
-        """The id of every rank of a feature."""
+    def ids_of_day(self, feature: int, day: int) -> NDArray[np.int64] | slice:
+        """The id of every rank of a feature; a slice of all of them where ids are ranks."""
+        if not self._num_classes:
+            return slice(None)
         num_ids = self._num_ids[feature].cpu()
-        ranks = torch.arange(int(num_ids))
-        if self._num_classes:
-            ranks = self._ids(ranks, torch.tensor(day), num_ids)
-        ids: NDArray[np.int64] = ranks.numpy()
+        ids: NDArray[np.int64] = self._ids(torch.arange(int(num_ids)), torch.tensor(day), num_ids).numpy()
         return ids
 
     def _ids(self, ranks: Tensor, days: Tensor, num_ids: Tensor) -> Tensor:

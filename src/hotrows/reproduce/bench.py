@@ -74,6 +74,11 @@ class Bench:
     def num_steps(self) -> int:
         return self.scale.steps if self.steps is None else self.steps
 
+    def steps_of(self, strategy: str) -> int:
+        """Of a run with this strategy: rows on the host take long, and may get fewer."""
+        most = self.scale.host_steps if strategy == "host" else None
+        return self.num_steps if most is None else min(most, self.num_steps)
+
     @property
     def on_gpu(self) -> bool:
         return choose_device(self.device).type == "cuda"
@@ -85,7 +90,7 @@ class Bench:
 
     def counted(self, shape: str) -> DataSet:
         """A data set to count ids in: of the paper's size even on a small machine, as no table is made."""
-        return open_dataset(self.given.get(shape) or f"synthetic:{shape}?scale={self.scale.counted_rows:.6g}")
+        return self._open(shape, f"scale={self.scale.counted_rows:.6g}")
 
     def kept(self, shape: str, largest_batch: int) -> KeptDataSet:
         """A data set to train on, with enough samples for all steps of the largest batch."""
@@ -94,11 +99,10 @@ class Bench:
             days = SHAPES[shape].num_days
             # the last day is not trained on, its halves are for evaluation
             samples = max(-(-num_train * days // (days - 1)) + days, 2 * days * self.scale.eval_samples)
-            name = f"synthetic:{shape}?scale={self.scale.rows:.6g}&samples={samples}"
-            data = open_dataset(self.given.get(shape) or (name + "&device=cuda" if self.on_gpu else name))
+            data = self._open(shape, f"scale={self.scale.rows:.6g}&samples={samples}")
             what = f"data: {shape}"
             self._kept[shape] = KeptDataSet(
-                data, num_train, self.scale.eval_samples, lambda done: self.progress(what, done)
+                data, num_train, self.scale.eval_samples, lambda done: self.progress(what, done), pinned=self.on_gpu
             )
             if self._kept[shape].num_samples("train") < num_train:
                 raise ValueError(
@@ -108,50 +112,70 @@ class Bench:
         return self._kept[shape]
 
     def train(self, what: str, config: RunConfig, data: KeptDataSet, again: int = 0) -> Trained:
-        """Train as configured, for the bench's number of steps.
+        """Train as configured, for the number of steps of its strategy.
 
         A run that was made is not made again, but for one with another number `again`.
         """
         config.data, config.device, config.save = data.name, self.device, False
-        config.train.max_steps = self.num_steps
-        config.train.log_every = max(1, self.num_steps // NUM_RECORDS)
+        config.train.max_steps = self.steps_of(config.strategy)
+        config.train.log_every = max(1, config.train.max_steps // NUM_RECORDS)
         key = json.dumps([config.to_json(), again], sort_keys=True)
         if key not in self._trained:
             self._trained[key] = self._train(f"{what}, again" if again else what, config, data)
         return self._trained[key]
 
+    def _open(self, shape: str, parameters: str) -> DataSet:
+        """The data set given for a shape, or a synthetic one, made where that is fastest."""
+        where = "&device=cuda" if self.on_gpu else ""
+        return open_dataset(self.given.get(shape) or f"synthetic:{shape}?{parameters}{where}")
+
     def _train(self, what: str, config: RunConfig, data: KeptDataSet) -> Trained:
+        self.progress(what, 0.0)  # making the rows takes a while, too
         config.check()
         device = choose_device(config.device)
         gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
+        held = _begin_memory(device)
         strategy = strategy_of(config)
         inform(strategy, data)
+        strategy.sampled_counts = data.sampled_counts
         parts = build(config, data.schema, device, strategy)
-        records = _Records(lambda done: self.progress(what, done))
+        _begin_memory(device)  # what making the rows took for a moment is not what training takes
+        records = _Records(lambda done: self.progress(what, done), strategy.warmed_up)
         outcome = Trainer(config, data, parts, strategy, [records], Timeline()).train()
         if outcome.interrupted:
             raise KeyboardInterrupt
         summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
+        summary["device_memory"] -= held
         return Trained(summary, records.found, device.type == "cuda")
 
 
-class _Records:
-    """Keeps what the trainer tells."""
+def _begin_memory(device: torch.device) -> int:
+    """From now on the most memory counts; answers the bytes that are allocated on a GPU already."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return int(torch.cuda.memory_allocated(device))
 
-    def __init__(self, progress: Callable[[float], None]) -> None:
+
+class _Records:
+    """Keeps what the trainer tells, and says when the warm-up is over."""
+
+    def __init__(self, progress: Callable[[float], None], warmed_up: Callable[[], None]) -> None:
         self.found: list[dict[str, Any]] = []
         self._progress = progress
+        self._warmed_up = warmed_up
+        self._is_warm = False
         self._num_steps = 1
 
     def begin(self, num_steps: int) -> None:
         self._num_steps = num_steps
-        self._progress(0.0)
 
     def trained(self, record: dict[str, Any]) -> None:
         self.found.append(record)
+        if not self._is_warm and record["step"] >= WARM_UP * self._num_steps:
+            self._is_warm = True
+            self._warmed_up()
         self._progress(record["step"] / self._num_steps)
 
     def evaluated(self, record: dict[str, Any]) -> None:

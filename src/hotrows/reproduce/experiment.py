@@ -104,7 +104,7 @@ def number(value: object) -> float:
 
 
 def choose(experiments: Sequence[Experiment], names: Sequence[str], paper: str) -> list[Experiment]:
-    """The experiments of these names, in the paper's order; all if there are none. `Fig 9` and `9` are `fig9`."""
+    """The experiments of these names, in their order; all if there are none. `Fig 9` and `9` are `fig9`."""
     if not names:
         return list(experiments)
     by_name = {name: each for each in experiments for name in (each.name, *each.also)}
@@ -112,8 +112,7 @@ def choose(experiments: Sequence[Experiment], names: Sequence[str], paper: str) 
     unknown = [given for given, name in zip(names, wanted, strict=True) if name not in by_name]
     if unknown:
         raise ValueError(f"{paper} has no {', '.join(map(repr, unknown))} to reproduce: known are {', '.join(by_name)}")
-    chosen = {by_name[name].name for name in wanted}
-    return [each for each in experiments if each.name in chosen]
+    return list(dict.fromkeys(by_name[name] for name in wanted))
 
 
 def _plain(name: str) -> str:

@@ -114,7 +114,11 @@ def memory(case: Case, bench: Bench) -> Result:
         published = f"saves about {SAVING:.0%}" if mode == f"{DEFAULT:g}%" else NOT_READABLE
         rows.append({"mode": mode, "memory": taken / MB, "saved": 1 - taken / whole, "published": published})
     saved = next(number(row["saved"]) for row in rows if row["mode"] == f"{DEFAULT:g}%")
-    counted = "most bytes allocated on the GPU" if bench.on_gpu else "on a CPU: the bytes of cache and model"
+    counted = (
+        "most bytes allocated on the GPU while it trains and evaluates"
+        if bench.on_gpu
+        else "on a CPU: the bytes of cache and model"
+    )
     return Result(
         (
             *MODES,

@@ -175,8 +175,8 @@ def fig_10(bench: Bench) -> Result:
         ],
         settings=settings_of(bench) | {"cache_rows": bench.scale.cache_rows(DEFAULT_CACHE)},
         notes=[
-            "Mean times of the stages while they overlap. Paper, in words: the trainer takes a little longer than each "
-            "of the other two stages, and hides them."
+            "Mean times of the stages while they overlap, after the warm-up. Paper, in words: the trainer takes a "
+            "little longer than each of the other two stages, and hides them."
         ],
     )
 

@@ -46,6 +46,7 @@ def settings_of(bench: Bench) -> dict[str, Any]:
     return {
         "data": bench.kept(SHAPE, bench.scale.batch_size(max(BATCH_SIZES))).name,
         "steps": bench.num_steps,
+        "host_steps": bench.steps_of("host"),
         "model": "wide-deep",
         "dim": bench.scale.dim or DIM,
         "optimizer": "sgd",

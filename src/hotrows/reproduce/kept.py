@@ -1,7 +1,7 @@
 """A data set read into memory once, so that reading takes no part in what many runs are timed for."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.data.schema import DataSet, Loader
+from hotrows.profile.sampled_counts import sampled_counts
 
-_READ = 8192
+_READ = 65_536
 
 
 class KeptDataSet:
@@ -19,20 +20,27 @@ class KeptDataSet:
     Args:
         num_train, num_eval: how many samples to keep, at most, of the training split and of each other split.
         progress: called with the share of them that is read.
+        pinned: in memory that a GPU copies from while the host goes on.
     """
 
     def __init__(
-        self, dataset: DataSet, num_train: int, num_eval: int, progress: Callable[[float], None] = lambda done: None
+        self,
+        dataset: DataSet,
+        num_train: int,
+        num_eval: int,
+        progress: Callable[[float], None] = lambda done: None,
+        pinned: bool = False,
     ) -> None:
         if dataset.schema.has_sequences:
             raise ValueError(f"{dataset.name} has columns of several ids, the papers' experiments are for one id each")
         self.name = dataset.name
         self.schema = dataset.schema
         self.counts: Callable[[], dict[str, Tensor]] = cache(dataset.counts)
+        self.sampled_counts: Callable[[float, int], dict[str, Tensor]] = cache(partial(sampled_counts, self))
         wanted = {"train": num_train, "valid": num_eval, "test": num_eval}
         sizes = {split: min(num, dataset.num_samples(split)) for split, num in wanted.items()}
         done = _Done(sum(sizes.values()), progress)
-        self._splits = {split: _read(dataset, split, size, done) for split, size in sizes.items()}
+        self._splits = {split: _read(dataset, split, size, done, pinned) for split, size in sizes.items()}
 
     def num_samples(self, split: str) -> int:
         return self._splits[split].label.shape[0]
@@ -83,7 +91,7 @@ class KeptLoader:
         pass
 
 
-def _read(dataset: DataSet, split: str, num: int, done: "_Done") -> Batch:
+def _read(dataset: DataSet, split: str, num: int, done: "_Done", pinned: bool) -> Batch:
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     read = 0
     if num:
@@ -99,8 +107,8 @@ def _read(dataset: DataSet, split: str, num: int, done: "_Done") -> Batch:
         torch.empty(0, len(dataset.schema.categorical), dtype=torch.int64),
         torch.empty(0),
     )
-    dense, ids, label = (torch.cat(part)[:num] for part in zip(empty, *parts, strict=True))
-    return Batch(dense, ids, label)
+    kept = (torch.cat(part)[:num] for part in zip(empty, *parts, strict=True))
+    return Batch(*(part.pin_memory() if pinned else part for part in kept))
 
 
 class _Done:

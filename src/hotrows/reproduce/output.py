@@ -90,10 +90,12 @@ def _write_curves(path: Path, curves: list[Curve]) -> None:
 
 @cache
 def commit() -> str | None:
-    """The commit of a checkout, marked where files differ from it; None for an installed package.
+    """The commit of a checkout, marked where files differ from it; of a copy of one what it is told.
 
-    Asked for once, at the start: files may change while experiments run.
+    None for an installed package. Asked for once, at the start: files may change while experiments run.
     """
+    if "HOTROWS_COMMIT" in os.environ:
+        return os.environ["HOTROWS_COMMIT"]
     here = Path(__file__).parent
     try:
         found = subprocess.run(

@@ -14,8 +14,9 @@ class Scale:
         cache: cache sizes in rows are divided by it. A batch of half the samples has more than half the distinct rows,
             so caches shrink less than batches.
         dim: width of the rows; None for the paper's.
-        most_lr: learning rates are at most this: a smaller batch needs smaller steps.
+        most_lr: learning rates are at most this: a smaller batch needs smaller steps, and synthetic data too.
         steps: training steps of each run.
+        host_steps: of a run with all rows on the host, which takes many times as long; None: as many as others.
         passes: how often all runs that are compared for their speed are made, one after the other; the fastest counts.
         samples: that are read to count duplicates in batches.
         eval_samples: at most so many of each of the validation and test splits.
@@ -32,6 +33,7 @@ class Scale:
     dim: int | None = None
     most_lr: float = 1.0
     passes: int = 1
+    host_steps: int | None = None
 
     def batch_size(self, published: int) -> int:
         return max(1, published // self.batch)
@@ -50,6 +52,5 @@ class Scale:
             parts.append(f"cache sizes in rows 1/{self.cache}")
         if self.dim is not None:
             parts.append(f"dim {self.dim}")
-        if self.most_lr != 1:
-            parts.append(f"learning rates {self.most_lr:g} at most")
-        return "scaled down: " + ", ".join(parts) if parts else "the paper's sizes"
+        sizes = "scaled down: " + ", ".join(parts) if parts else "the paper's sizes"
+        return sizes if self.most_lr == 1 else f"{sizes}, learning rates {self.most_lr:g} at most"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hotrows.stores.host_memory import host_bytes
 from hotrows.stores.memory import available_memory, require_memory
 from hotrows.stores.ram import fill
 from hotrows.stores.record import RecordLayout
@@ -17,14 +18,19 @@ class DeviceStore:
     def __init__(self, tables: Sequence[Table], layout: RecordLayout, device: torch.device, seed: int) -> None:
         self.layout = layout
         self.num_rows = sum(table.num_rows for table in tables)
+        num_bytes = self.num_rows * layout.num_bytes
         require_memory(
             f"{self.num_rows:,} rows of {layout.num_bytes} bytes",
-            self.num_rows * layout.num_bytes,
+            num_bytes,
             available_memory(device),
             f"memory on {device}",
             "keep them in host memory (store='ram') behind a cache",
         )
-        self.records = torch.empty(self.num_rows, layout.words, dtype=layout.dtype, device=device)
+        if device.type == "cpu":
+            memory = host_bytes(self, num_bytes, device)
+        else:
+            memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self.records = memory.view(layout.dtype).view(self.num_rows, layout.words)
         fill(self.records, tables, layout, device, seed)
 
     def swap(self, cache: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:

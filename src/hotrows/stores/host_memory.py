@@ -1,30 +1,89 @@
-"""Host memory that a kernel reaches: a private mapping with huge pages advised, registered with the CUDA driver."""
+"""Host memory of rows: private mappings with huge pages advised, registered with CUDA where kernels reach them."""
 
 import mmap
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+_PORTABLE_AND_MAPPED = 3
 
-def map_bytes(num_bytes: int) -> Tensor:
-    """Zeroed bytes. Private, because a shared anonymous mapping gets no huge pages."""
-    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(mapping, dtype=torch.uint8)
+_spare: "list[_Block] | None" = None  # None: memory that is let go of goes back to the system
 
 
-def register(owner: object, mapped: Tensor) -> None:
-    """Let kernels reach mapped memory, for as long as its owner lives."""
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    address, num_bytes = mapped.data_ptr(), mapped.numel() * mapped.element_size()
-    portable_and_mapped = 3
-    error = int(cudart.cudaHostRegister(address, num_bytes, portable_and_mapped))
-    if error:
-        raise RuntimeError(
-            f"cudaHostRegister of {num_bytes:,} bytes failed with CUDA error {error}: is the locked-memory limit "
-            f"(ulimit -l) too low, or the host memory short?"
-        )
-    finalizer = weakref.finalize(owner, cudart.cudaHostUnregister, address)
+def host_bytes(owner: object, num_bytes: int, device: torch.device) -> Tensor:
+    """Bytes of any content, the owner's for as long as it lives; kernels of a CUDA device reach them."""
+    block = _take_spare(num_bytes) or _Block(num_bytes)
+    if device.type == "cuda":
+        block.register()
+    finalizer = weakref.finalize(owner, _let_go, block)
     finalizer.atexit = False  # the driver may be gone by then, and frees it anyway
+    return block.bytes[:num_bytes]
+
+
+@contextmanager
+def memory_kept() -> Iterator[None]:
+    """Within it, memory that an owner lets go of is kept for the next one that needs no more.
+
+    Mapping and registering gigabytes takes seconds, which many runs one after the other need not pay each.
+    """
+    global _spare
+    assert _spare is None, "memory is kept already"
+    _spare = []
+    try:
+        yield
+    finally:
+        spare, _spare = _spare, None
+        for block in spare:
+            block.unregister()
+
+
+class _Block:
+    """Private, because a shared anonymous mapping gets no huge pages."""
+
+    def __init__(self, num_bytes: int) -> None:
+        mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes = torch.frombuffer(mapping, dtype=torch.uint8)
+        self.registered = False
+
+    def register(self) -> None:
+        if self.registered:
+            return
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        num_bytes = self.bytes.numel()
+        error = int(cudart.cudaHostRegister(self.bytes.data_ptr(), num_bytes, _PORTABLE_AND_MAPPED))
+        if error:
+            raise RuntimeError(
+                f"cudaHostRegister of {num_bytes:,} bytes failed with CUDA error {error}: is the locked-memory limit "
+                f"(ulimit -l) too low, or the host memory short?"
+            )
+        self.registered = True
+
+    def unregister(self) -> None:
+        if self.registered:
+            torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())  # type: ignore[no-untyped-call]
+            self.registered = False
+
+
+def _take_spare(num_bytes: int) -> _Block | None:
+    """The smallest spare block that is large enough."""
+    enough = [block for block in _spare or () if block.bytes.numel() >= num_bytes]
+    if not enough:
+        return None
+    assert _spare is not None
+    chosen = min(enough, key=lambda block: block.bytes.numel())
+    _spare.remove(chosen)
+    if chosen.registered:
+        torch.cuda.synchronize()  # kernels may still write for its last owner
+    return chosen
+
+
+def _let_go(block: _Block) -> None:
+    if _spare is None:
+        block.unregister()
+    else:
+        _spare.append(block)

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hotrows.ops.distinct import Distinct
 from hotrows.ops.renumber import renumber
-from hotrows.stores.host_memory import map_bytes, register
+from hotrows.stores.host_memory import host_bytes
 from hotrows.table import Table
 
 MOST_IN_INT32 = 2**31 - 1
@@ -60,9 +61,8 @@ class Numbering:
     def __init__(self, row_of: Tensor, device: torch.device) -> None:
         self.row_of = row_of  # int32 or int64 [R]
         if device.type == "cuda":
-            mapped = map_bytes(row_of.numel() * row_of.element_size())
+            mapped = host_bytes(self, row_of.numel() * row_of.element_size(), device)
             self.row_of = mapped.view(row_of.dtype).copy_(row_of)
-            register(self, self.row_of)
 
     def of_distinct(self, unique: Distinct) -> Distinct:
         """The same lookups, each distinct row by its number in the store; no longer ascending.
@@ -79,7 +79,8 @@ class Numbering:
 
 def _places(counts: Tensor) -> Tensor:
     """Each entry's place in the order of falling counts."""
-    order = torch.argsort(counts, descending=True, stable=True)
+    # NumPy's, as it makes use of tables whose ids come by falling frequency
+    order = torch.from_numpy(np.argsort(-counts.numpy(), kind="stable"))
     place = torch.empty_like(counts, dtype=torch.int32 if counts.numel() <= MOST_IN_INT32 else torch.int64)
     place[order] = torch.arange(counts.numel(), dtype=place.dtype)
     return place

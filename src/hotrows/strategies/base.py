@@ -52,6 +52,9 @@ class Strategy(ABC):
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
         """The batches to train on, in the order of the loader."""
 
+    def warmed_up(self) -> None:
+        """What it measures of itself begins here: before, kernels were compiled and steps recorded."""
+
     def outcome(self, bags: EmbeddingBagCollection) -> dict[str, Any]:
         """What it has to say of itself after a run, for the run's summary."""
         return {}

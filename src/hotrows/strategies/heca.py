@@ -99,8 +99,12 @@ class HecaStrategy(Strategy):
 
     @property
     def stage_times(self) -> StageTimes | None:
-        """Of the batches so far; None before the first loop."""
+        """Of the batches so far, or since the warm-up; None before the first loop."""
         return None if self._clock is None else self._clock.times()
+
+    def warmed_up(self) -> None:
+        if self._clock is not None:
+            self._clock.restart()
 
     def outcome(self, bags: EmbeddingBagCollection) -> dict[str, Any]:
         stats, times = bags.stats(), self.stage_times

@@ -98,6 +98,12 @@ class StageClock:
         finally:
             self._running = False
 
+    def restart(self) -> None:
+        """Forget what was timed so far."""
+        for stopwatch in (self._loader, self._trainer, self._wall, *self._lanes):
+            stopwatch.restart()
+        self._num_loaded = self._num_trained = self._num_turns = self._num_collected = 0
+
     def times(self) -> StageTimes:
         """Waits for the device."""
         collected = sum(lane.seconds() for lane in self._lanes)
