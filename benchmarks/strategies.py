@@ -80,9 +80,9 @@ def main() -> int:
         found["equal_to_first"] = (found["train"], found["test"]) == (first["train"], first["test"])
         results.append(found)
         print(line(found), flush=True)
-    if given.json:
-        settings = {key: str(value) for key, value in vars(given).items() if key != "json"}
-        write_json(given.json, environment, {"settings": settings, "results": results})
+        if given.json:
+            settings = {key: str(value) for key, value in vars(given).items() if key != "json"}
+            write_json(given.json, environment, {"settings": settings, "results": results})
     wrong = [found["strategy"] for found in results if not found["equal_to_first"] and found["strategy"] != "host"]
     if wrong:
         print(f"\nNOT equal to {results[0]['strategy']} in every digit: {', '.join(wrong)}")
