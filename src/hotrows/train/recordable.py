@@ -61,7 +61,7 @@ class DenseOptimizers:
         """These took a step in a call."""
         if self._all is None:
             for optimizer in optimizers.values():
-                _make_recordable(optimizer)
+                make_recordable(optimizer)
             self._all = optimizers
         elif self._all.keys() != optimizers.keys():
             raise CannotRecordError("not the same optimizers take a step in every call")
@@ -139,8 +139,8 @@ def _numbers(group: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(name, group[name]) for name in kept if not isinstance(group[name], Tensor)]
 
 
-def _make_recordable(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer keep on the device what changes from step to step."""
+def make_recordable(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer keep on the device what changes from step to step. Its implementation becomes the fused one."""
     name = type(optimizer).__name__
     if type(optimizer) not in RECORDABLE:
         known = ", ".join(kind.__name__ for kind in RECORDABLE)

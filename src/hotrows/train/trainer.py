@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from hotrows.strategies import Strategy
 from hotrows.train.config import RunConfig, TrainConfig
 from hotrows.train.graphs import graphed
 from hotrows.train.metrics import ClickMetrics
+from hotrows.train.recordable import CannotRecordError, make_recordable
 from hotrows.train.schedule import make_schedules
 from hotrows.train.timeline import Timeline
 
@@ -95,6 +96,7 @@ class Trainer:
         loader = self._data.loader("train", config.batch_size, shuffle=config.shuffle, seed=self._config.seed)
         num_steps = _num_steps(config, len(loader))
         schedules = make_schedules(self._config.schedule, self._optimizers(), num_steps)
+        self._compute_as_recorded()
         for observer in self._observers:
             observer.begin(num_steps)
         start, evaluating, step, interrupted = time.perf_counter(), 0.0, 0, False
@@ -166,6 +168,15 @@ class Trainer:
         if self._config.train.precision == "bf16":
             return torch.autocast(self._parts.device.type, dtype=torch.bfloat16)
         return nullcontext()
+
+    def _compute_as_recorded(self) -> None:
+        """Step the dense part as a recording does from the first step on, and where nothing is recorded too.
+
+        Implementations of an optimizer differ in the last bits, strategies must not.
+        """
+        if self._parts.device.type == "cuda":
+            with suppress(CannotRecordError):
+                make_recordable(self._parts.dense_optimizer)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         rows = self._parts.bags.optimizer
