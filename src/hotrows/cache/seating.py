@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 ASK_EVERY = 16  # batches
+_HowToPlan = tuple[int, int | None, int, int, bool]  # what `Ring.prepare_plan` takes
 
 
 class Seating:
@@ -75,7 +76,7 @@ class Seating:
     def flush_announcement(self) -> None:
         """Announce at once what would have been announced with the next plan."""
         if self._announcement is not None:
-            self._turn(None, None, ())
+            self._turn(None, ())
 
     def plan(self, request: Request) -> Flight | None:
         """Plan an announced batch in its seat, None where it has none that is free."""
@@ -85,20 +86,12 @@ class Seating:
         seat = ring.seat_of(place)
         if seat in self._seated and not self._seated[seat].landed:
             return None
-        oldest = group.oldest
-        made: list[tuple[int, bool]] = []
-        everywhere = group.looks_everywhere(request)
         num_rows = request.num_rows.get()[0] if request.num_rows.ready() else ring.num_lookups
+        how = (place, group.oldest, number, num_rows, group.looks_everywhere(request))
         after = tuple(group.released)
-        waits = (*self._left.get(seat, ()), *after)
-
-        def prepare() -> None:
-            made.append(ring.prepare_plan(place, oldest, number, num_rows, everywhere))
-
-        mark = self._turn(place, prepare, waits)
+        mark, (batch, looked_at_all) = self._turn(how, (*self._left.get(seat, ()), *after))
         late = LateNumbers(ring.counts[seat])
         late.arrives(mark)
-        batch, looked_at_all = made[0]
         plan = ring.plan_in(seat, batch, number, num_rows, looked_at_all)
         flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, moved=mark, seat=seat)
         self._seated[seat] = flight
@@ -126,18 +119,23 @@ class Seating:
         else:
             self._left[flight.seat] = marks
 
-    def _turn(self, place: int | None, plan: Callable[[], None] | None, after: tuple[Mark, ...]) -> Mark:
-        """Announce what is to be announced, and plan the batch of a place, with its moves."""
+    def _turn(self, how: _HowToPlan | None, after: tuple[Mark, ...]) -> tuple[Mark, tuple[int, bool]]:
+        """Announce what is to be announced, and plan a batch, with its moves; see `Ring.prepare_plan`."""
         group, ring, announcement = self._group, self.ring, self._announcement
         assert ring is not None
         self._announcement = None
+        made = (-1, False)
 
         def work() -> None:
+            nonlocal made
+            announced = planned = None
             if announcement is not None:
-                ring.prepare_announcement(announcement.ids, announcement.place, announcement.number)
-            if plan is not None:
-                plan()
-            ring.run(None if announcement is None else announcement.place, place, group.cache.data_ptr())
+                announced = announcement.place
+                ring.prepare_announcement(announcement.ids, announced, announcement.number)
+            if how is not None:
+                planned = how[0]
+                made = ring.prepare_plan(*how)
+            ring.run(announced, planned, group.cache.data_ptr())
 
         if announcement is not None:
             after = (*announcement.made, *after)
@@ -146,7 +144,7 @@ class Seating:
             announcement.request.made = mark
             announcement.request.num_rows.arrives(mark)
             group.bury(announcement.ids, mark)
-        return mark
+        return mark, made
 
     def _ring_for(self, ids: Tensor, part: IdColumns) -> "Ring | None":
         group = self._group

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hotrows.cache.lanes import current_stream
 from hotrows.train.recordable import CannotRecordError
 
 MOST = 64  # tensors
@@ -17,11 +16,10 @@ AT_ONCE = 64
 class Answers:
     """Made before the step is recorded, because pinned memory cannot be made meanwhile."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._addresses = torch.zeros(MOST, 2, dtype=torch.int64, pin_memory=True)  # aligned to 16 bytes
         self._write = self._addresses.numpy()
-        self._stream: Any = None
+        self._stream: torch.cuda.Stream | None = None
 
     def record(self, answer: Any) -> None:
         """End a recording by delivering the step's answer, a tensor or several."""
@@ -40,9 +38,8 @@ class Answers:
             deliver(part, self._addresses[number, :1])
         self._spare: list[list[Tensor]] = [[] for _ in self._delivered]
 
-    def next(self) -> Any:
-        """Memory for the next replay's answer, of the caller's stream; the replay before must be done."""
-        stream = current_stream(self._device)
+    def next(self, stream: torch.cuda.Stream) -> Any:
+        """Memory for the next replay's answer, of the current stream; the replay before must be done."""
         if stream is not self._stream:  # memory belongs to the stream that it was made in
             self._stream, self._spare = stream, [[] for _ in self._delivered]
         answer = [part.clone() if isinstance(part, Tensor) and not part.is_cuda else part for part in self._parts]

@@ -182,14 +182,24 @@ class GraphedStep(Generic[B, T]):
 
 
 class _Streams:
-    """Where inputs are copied, rows updated, and steps replayed."""
+    """Where inputs are copied, and in a recording rows updated. Replayed is in the caller's stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.updating = torch.cuda.Stream(device, PRIORITY)  # type: ignore[no-untyped-call]
-        self.training = torch.cuda.Stream(device, PRIORITY)  # type: ignore[no-untyped-call]
         self.on_copying = on_stream(self.copying)
-        self.on_training = on_stream(self.training)
+        self._callers: torch.cuda.Stream | None = None
+        self._last: ReusedMark | None = None
+
+    def follow(self, stream: torch.cuda.Stream) -> None:
+        """Let a stream wait for the last replay, if that was in another one: recordings share their memory."""
+        if stream is not self._callers and self._last is not None:
+            self._last.hold(stream)
+
+    def replayed(self, stream: torch.cuda.Stream) -> ReusedMark:
+        """The point behind what was replayed in a stream just now."""
+        self._callers, self._last = stream, ReusedMark(stream)
+        return self._last
 
 
 class _Recording:
@@ -221,7 +231,7 @@ class _Recording:
             if isinstance(tensor, Tensor) and not is_ids
         ]
         self._rates = [_Rates(group, bags.device) for group in bags.groups]
-        self._answers = Answers(bags.device)
+        self._answers = Answers()
         self._kept: list[tuple[Tensor, Tensor]] = []
         stand_ins = [leaf for leaf, is_ids in zip(self._inputs, self._is_ids, strict=True) if is_ids]
         with recorder.recording() as self._graph:
@@ -262,23 +272,20 @@ class _Recording:
         # What the host writes next, the last replay has read: it was of a batch that had this seat before, and the
         # plan that took the seat waited for it. Unless it was of this batch.
         self._done.wait()
-        device, training = self._bags.device, self._streams.training
-        # made in the caller's stream, which will read it, and before its mark: who had this memory before is done
-        answer = self._answers.next()
-        before = ReusedMark(current_stream(device))
+        device, streams = self._bags.device, self._streams
+        stream = current_stream(device)
+        answer = self._answers.next(stream)
         with caller_device(device):
             copied = self._bring(leaves)
-            with self._streams.on_training:
-                before.hold(training)
-                if copied is not None:
-                    copied.hold(training)
-                self._bring_from_device(leaves)
-                for flight, rates in zip(flights, self._rates, strict=True):
-                    rates.group.acquire(flight)
-                    rates.next_step()
-                self._graph.replay()
-                self._done = ReusedMark(training)
-        self._done.hold_caller()
+            streams.follow(stream)
+            if copied is not None:
+                copied.hold(stream)
+            self._bring_from_device(leaves)
+            for flight, rates in zip(flights, self._rates, strict=True):
+                rates.group.acquire(flight)
+                rates.next_step()
+            self._graph.replay()
+            self._done = streams.replayed(stream)
         for flight, rates in zip(flights, self._rates, strict=True):
             rates.group.note_use(flight, self._done)
         return answer

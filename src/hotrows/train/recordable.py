@@ -93,9 +93,8 @@ class _Noted:
             keep_rate_on_device(group)
         self.rates: list[Tensor] = [group["lr"] for group in self._groups]
         self._numbers = [_numbers(group) for group in self._groups]
-        self._params = [
-            [(param, param.data_ptr(), param.requires_grad) for param in group["params"]] for group in self._groups
-        ]
+        self._params = [_identities(group["params"]) for group in self._groups]
+        self._alive = [list(group["params"]) for group in self._groups]  # so that no other gets the id of one
         self._states = [
             (param, self._state[param], [pair for pair in self._state[param].items() if isinstance(pair[1], Tensor)])
             for group in self._groups
@@ -104,7 +103,7 @@ class _Noted:
         ]
 
     def holds(self) -> bool:
-        """Asked at every step, so in plain loops."""
+        """Asked at every step, so written for speed."""
         optimizer, groups = self._optimizer, self._optimizer.param_groups  # loading a state makes new ones
         if optimizer.state is not self._state or len(groups) != len(self._groups):
             return False
@@ -119,11 +118,8 @@ class _Noted:
                 now = group.get(name)
                 if now is not number and (isinstance(now, Tensor) or now != number):
                     return False
-            if len(group["params"]) != len(params):
+            if _identities(group["params"]) != params:
                 return False
-            for param, (known, address, trains) in zip(group["params"], params, strict=True):
-                if param is not known or param.data_ptr() != address or param.requires_grad != trains:
-                    return False
         for param, state, parts in self._states:
             if self._state.get(param, {}) is not state:
                 return False
@@ -131,6 +127,11 @@ class _Noted:
                 if state.get(name) is not part:
                     return False
         return True
+
+
+def _identities(params: list[Tensor]) -> tuple[list[int], list[int], list[bool]]:
+    """Which parameters, where, and whether they train."""
+    return [id(p) for p in params], [p.data_ptr() for p in params], [p.requires_grad for p in params]
 
 
 def _numbers(group: dict[str, Any]) -> list[tuple[str, Any]]:
