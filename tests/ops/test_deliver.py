@@ -20,3 +20,12 @@ def test_delivers_where_the_address_says(shape, dtype, device, random):
     assert torch.equal(memory[2], given)
     assert torch.equal(memory[0], given)
     assert not memory[[1, 3]].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool])
+def test_delivers_a_piece_that_begins_anywhere(dtype, device, random):
+    given = torch.randint(0, 2, (9,), generator=random).to(dtype).to(device)[1:5]
+    memory = torch.zeros_like(given)
+    address = torch.tensor([memory.data_ptr()])
+    deliver(given, address.pin_memory() if device.type == "cuda" else address)
+    assert torch.equal(memory, given)

@@ -2,6 +2,8 @@
 
 import copy
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -44,9 +46,14 @@ def make_batches(num=NUM_STEPS, size=64, last=None, where="cpu"):
 
 
 def run(
-    batches, *, graphs, device="cuda", optimizer="sgd", dense="sgd", schedule=False, depth=2, window=6, **arguments
-):
-    """Train; answers losses, dense weights, tables, and the step."""
+    batches, *, graphs, device="cuda", optimizer="sgd", dense="sgd", schedule=False, depth=2, window=6, epochs=1,
+    place=lambda number: nullcontext(), keep=lambda loss: loss, **arguments,
+):  # fmt: skip
+    """Train; answers losses, dense weights, tables, and the step.
+
+    Args:
+        place: within what a step is called. keep: what is done with its answer.
+    """
     torch.manual_seed(0)
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
     bags = hotrows.EmbeddingBagCollection(tables, DIM, optimizer=OPTIMIZERS[optimizer](), device=device, **arguments)
@@ -68,10 +75,19 @@ def run(
 
     one = hotrows.graphed(step, bags) if graphs else step
     losses = []
-    for batch in hotrows.lookahead(batches, bags, depth=depth, window=window):
-        losses.append(one(batch))
-        for each in schedules:
-            each.step()
+
+    def epoch():
+        for number, batch in enumerate(hotrows.lookahead(batches, bags, depth=depth, window=window)):
+            with place(number):
+                losses.append(keep(one(batch)))
+            for each in schedules:
+                each.step()
+
+    epoch()
+    for _ in range(epochs - 1):
+        in_another_thread(epoch)
+    if device == "cuda":
+        torch.cuda.synchronize()
     bags.flush()
     weights = [p.detach().cpu() for p in model.parameters()]
     state = {name: bags.row_state(name) for name in SIZES}
@@ -85,6 +101,11 @@ def run(
     }
 
 
+def in_another_thread(work) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(work).result()
+
+
 def same(ours, theirs) -> None:
     assert torch.equal(ours["losses"], theirs["losses"])
     for a, b in zip(ours["weights"], theirs["weights"], strict=True):
@@ -92,6 +113,41 @@ def same(ours, theirs) -> None:
     for part in ("tables", "state"):
         for name, value in ours[part].items():
             assert torch.equal(value, theirs[part][name]), name
+
+
+@gpu
+def test_steps_in_several_streams_and_threads():
+    """Recordings share memory: one must not begin before the last one has ended, whoever calls."""
+    streams = [torch.cuda.Stream() for _ in range(2)]
+
+    def place(number):  # while it warms up, to keep the order is the caller's own task
+        return nullcontext() if number <= WARM_UP else torch.cuda.stream(streams[number % 2])
+
+    batches = make_batches()
+    ours = run(batches, graphs=True, epochs=2, cache=400, place=place)
+    same(ours, run(batches, graphs=True, epochs=2, store="device"))
+    assert ours["step"].num_replayed > NUM_STEPS
+
+
+@gpu
+def test_answers_are_tensors_of_their_own():
+    """A user may change one in place while autograd holds another, and add to it what has a gradient."""
+    weight = torch.ones((), device="cuda", requires_grad=True)
+    calls, products = [], []
+
+    def keep(loss):
+        kept = loss.clone()
+        calls.append(loss)
+        if len(calls) % 2:
+            products.append(weight * loss)  # its backward pass reads the loss
+        else:
+            loss += weight
+        return kept
+
+    batches = make_batches()
+    ours = run(batches, graphs=True, cache=400, keep=keep)
+    sum(products).backward()
+    same(ours, run(batches, graphs=True, cache=400))
 
 
 @gpu

@@ -7,6 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+NO_CONTEXT = 201  # PyTorch's calls make the context current, the driver's own do not
+
 
 def copy_from_host(target: Tensor, source: Tensor) -> None:
     """As `target.copy_(source, non_blocking=True)`, both of one shape, `target` without gaps.
@@ -20,7 +22,9 @@ def copy_from_host(target: Tensor, source: Tensor) -> None:
         return
     stream = torch._C._cuda_getCurrentRawStream(target.get_device())
     error = copy(target.data_ptr(), source.data_ptr(), target.nbytes, stream)
-    if error:
+    if error == NO_CONTEXT:  # the first call of a thread
+        target.copy_(source, non_blocking=True)
+    elif error:
         raise RuntimeError(f"a copy of {target.nbytes:,} bytes from the host to {target.device} failed: CUDA {error}")
 
 

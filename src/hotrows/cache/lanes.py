@@ -110,7 +110,6 @@ class ReusedMark(StreamMark):
 class StreamLane:
     def __init__(self, device: torch.device, priority: int = 0) -> None:
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
-        self._on_stream = on_stream(self._stream)
 
     def submit(self, work: Callable[[], None], after: Iterable[Mark] = (), recorded: bool = False) -> Mark:
         if recorded and torch.cuda.current_device() == self._stream.device_index:
@@ -123,7 +122,7 @@ class StreamLane:
 
     def _submit_recorded(self, work: Callable[[], None], after: Iterable[Mark]) -> Mark:
         """The same with less ado, for it is done several times a step."""
-        with self._on_stream:
+        with on_stream(self._stream):
             for mark in after:
                 if isinstance(mark, StreamMark):
                     mark.hold(self._stream)
@@ -225,19 +224,15 @@ def current_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class on_stream:  # noqa: N801
-    """As `torch.cuda.stream` with less ado: what is launched inside goes to a stream of the current device.
-
-    May be entered again and again, but not while it is entered.
-    """
+    """As `torch.cuda.stream` with less ado: what is launched inside goes to a stream of the current device."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream  # kept: who is told its number alone does not keep it
-        self._index = stream.device.index
-        self._number = (stream.stream_id, stream.device_index, stream.device_type)
+        self._stream = stream
 
     def __enter__(self) -> None:
-        self._before = torch._C._cuda_getCurrentStream(self._index)
-        torch._C._cuda_setStream(*self._number)
+        stream = self._stream
+        self._before = torch._C._cuda_getCurrentStream(stream.device_index)
+        torch._C._cuda_setStream(stream.stream_id, stream.device_index, stream.device_type)
 
     def __exit__(self, *error: object) -> None:
         torch._C._cuda_setStream(*self._before)

@@ -17,7 +17,7 @@ def host_bytes(owner: object, num_bytes: int, device: torch.device) -> Tensor:
     """Bytes of any content, the owner's for as long as it lives; kernels of a CUDA device reach them."""
     block = _take_spare(num_bytes) or _Block(num_bytes)
     if device.type == "cuda":
-        block.register()
+        block.register(device)
     finalizer = weakref.finalize(owner, _let_go, block)
     finalizer.atexit = False  # the driver may be gone by then, and frees it anyway
     return block.bytes[:num_bytes]
@@ -49,8 +49,10 @@ class _Block:
             mapping.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = torch.frombuffer(mapping, dtype=torch.uint8)
         self.registered = False
+        self._device: torch.device | None = None
 
-    def register(self) -> None:
+    def register(self, device: torch.device) -> None:
+        self._device = device
         if self.registered:
             return
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -62,6 +64,11 @@ class _Block:
                 f"(ulimit -l) too low, or the host memory short?"
             )
         self.registered = True
+
+    def wait(self) -> None:
+        """Until no kernel writes for its last owner any more."""
+        if self.registered:
+            torch.cuda.synchronize(self._device)
 
     def unregister(self) -> None:
         if self.registered:
@@ -77,8 +84,7 @@ def _take_spare(num_bytes: int) -> _Block | None:
     assert _spare is not None
     chosen = min(enough, key=lambda block: block.bytes.numel())
     _spare.remove(chosen)
-    if chosen.registered:
-        torch.cuda.synchronize()  # kernels may still write for its last owner
+    chosen.wait()
     return chosen
 
 

@@ -47,7 +47,8 @@ class Answers:
             spare = self._spare[number]
             if not spare:
                 count = AT_ONCE if part.numel() * part.element_size() <= SMALL else 1
-                spare.extend(part.new_empty(count, *part.shape).unbind())
+                # to autograd each is a tensor of its own, not a view with the others' version
+                spare.extend(each.data for each in part.new_empty(count, *part.shape).unbind())
             answer[place] = spare.pop()
             self._write[number, 0] = answer[place].data_ptr()
         return pytree.tree_unflatten(answer, self._form) if len(answer) != 1 or self._form.num_children else answer[0]

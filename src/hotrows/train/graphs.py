@@ -99,6 +99,8 @@ class GraphedStep(Generic[B, T]):
         return recording.replay(leaves, flights)  # type: ignore[no-any-return]
 
     def _recording_for(self, leaves: list[Any], form: Any, flights: list[Flight]) -> "_Recording | None":
+        if self._streams is not None:
+            self._streams.follow(current_stream(self._bags.device))  # also with what is written next
         if not self._optimizers.are_as_noted():
             self._recordings.clear()
             self._recorder = None  # PyTorch gives up the memory of recordings with the last of them
@@ -187,7 +189,6 @@ class _Streams:
     def __init__(self, device: torch.device) -> None:
         self.copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.updating = torch.cuda.Stream(device, PRIORITY)  # type: ignore[no-untyped-call]
-        self.on_copying = on_stream(self.copying)
         self._callers: torch.cuda.Stream | None = None
         self._last: ReusedMark | None = None
 
@@ -233,6 +234,7 @@ class _Recording:
         self._rates = [_Rates(group, bags.device) for group in bags.groups]
         self._answers = Answers()
         self._kept: list[tuple[Tensor, Tensor]] = []
+        self._copied: ReusedMark | None = None
         stand_ins = [leaf for leaf, is_ids in zip(self._inputs, self._is_ids, strict=True) if is_ids]
         with recorder.recording() as self._graph:
             # beside the first kernels, not before them
@@ -258,6 +260,8 @@ class _Recording:
         """A graph that is still queued reads pinned memory, which must not be handed out again."""
         if hasattr(self, "_done") and not sys.is_finalizing():
             self._done.wait()
+            if self._copied is not None:  # and was not replayed
+                self._copied.wait()
 
     def suits(self, leaves: list[Any], form: Any) -> bool:
         """Whether this is a recording of the step on such a batch, with memory that is still there."""
@@ -295,11 +299,12 @@ class _Recording:
         pairs = [(own, leaves[place]) for place, own in self._brought if not leaves[place].is_cuda]
         if not pairs:
             return None
-        with self._streams.on_copying:
+        self._kept = pairs  # until the next replay, which waits for this one
+        with on_stream(self._streams.copying):
             for own, leaf in pairs:
                 copy_from_host(own, leaf)
-            self._kept = pairs  # until the next replay, which waits for this one
-            return ReusedMark(self._streams.copying)
+            self._copied = ReusedMark(self._streams.copying)
+        return self._copied
 
     def _bring_from_device(self, leaves: list[Any]) -> None:
         """The same for what the caller has on the device already."""

@@ -17,6 +17,6 @@ def _deliver(source, address, num_words, BLOCK: tl.constexpr):
 
 def deliver(source: Tensor, address: Tensor) -> None:
     """Copy `source`, which has no gaps and is not empty, to where `address`, int64 [1] in pinned memory, says."""
-    num_bytes = source.numel() * source.element_size()
-    words = source.reshape(-1).view(torch.int32 if num_bytes % 4 == 0 else torch.uint8)
+    aligned = source.nbytes % 4 == 0 and source.data_ptr() % 4 == 0
+    words = source.reshape(-1).view(torch.int32 if aligned else torch.uint8)
     _deliver[(triton.cdiv(words.numel(), _BLOCK),)](words, address, words.numel(), BLOCK=_BLOCK)
