@@ -23,6 +23,7 @@ from hotrows.cache.slots import Slots
 from hotrows.ops.add_up import kernel as add_up
 from hotrows.ops.click_loss import kernel as click_loss
 from hotrows.ops.deliver import kernel as deliver
+from hotrows.ops.dense_step import kernel as dense_step
 from hotrows.ops.distinct import kernel as distinct
 from hotrows.ops.interact import kernel as interact
 from hotrows.ops.linear import kernel as linear
@@ -147,9 +148,22 @@ def dense_part() -> None:
     click_loss.click_loss(torch.zeros(100_000), torch.zeros(100_000))
 
 
+def dense_steps() -> None:
+    params = [torch.zeros(size) for size in (1, 64, 4096)] * 11
+    lr, steps = torch.zeros(()), [torch.zeros(()) for _ in params]
+    for weight_decay in (0.0, 0.1):
+        for momentum, is_first_step in ((0.0, False), (0.9, True), (0.9, False)):
+            nesterov = maximize = weight_decay != 0
+            dense_step.sgd(params, params, params, lr, weight_decay, momentum, 0.1, nesterov, maximize, is_first_step)
+        for decoupled in (False, True):
+            dense_step.adam(
+                params, params, params, params, steps, lr, 0.9, 0.999, weight_decay, 1e-8, decoupled, decoupled
+            )  # fmt: skip
+
+
 if __name__ == "__main__":
     compile_only()
-    for work in (rows_and_moves, planning, rows_in_training, dense_part):
+    for work in (rows_and_moves, planning, rows_in_training, dense_part, dense_steps):
         work()
     defined = {
         f"{function.__module__}.{function.__name__}": function

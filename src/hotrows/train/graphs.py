@@ -24,6 +24,7 @@ from hotrows.nn.updates import RecordedUpdates
 from hotrows.ops.row_update import numbers
 from hotrows.train.answers import Answers
 from hotrows.train.batch_form import put_together, same_leaf, take_apart
+from hotrows.train.dense_steps import dense_steps
 from hotrows.train.recordable import CannotRecordError, DenseOptimizers, watching
 
 B = TypeVar("B")
@@ -52,11 +53,11 @@ def graphed(step: Callable[[B], T], bags: CachedModule) -> "GraphedStep[B, T]":
         for batch in hotrows.lookahead(loader, bags):
             loss = step(batch)
 
-    It computes what the step computes, with PyTorch's fused implementation of the optimizer. What the step does in
-    Python alone (counting, printing) happens only while it is recorded; what it reads from Python (a loss scale) stays
-    as it was then. Learning rates may change, and a step whose parameters or optimizers change otherwise is recorded
-    again. The ids of the batch may go to `bags` only. `.reason` says why a step is not replayed, None if it is
-    wherever the batch has one id per bag and the loop looks ahead.
+    It computes what the step computes, with the optimizer's formulas as PyTorch's fused implementation has them, in a
+    kernel that fills the device. What the step does in Python alone (counting, printing) happens only while it is
+    recorded; what it reads from Python (a loss scale) stays as it was then. Learning rates may change, and a step whose
+    parameters or optimizers change otherwise is recorded again. The ids of the batch may go to `bags` only. `.reason`
+    says why a step is not replayed, None if it is wherever the batch has one id per bag and the loop looks ahead.
 
     Args:
         step: takes a batch (tensors, or a tuple, dict or dataclass of them), calls `bags` once with the batch's ids,
@@ -68,7 +69,7 @@ def graphed(step: Callable[[B], T], bags: CachedModule) -> "GraphedStep[B, T]":
 
 class GraphedStep(Generic[B, T]):
     def __init__(self, step: Callable[[B], T], bags: CachedModule) -> None:
-        self._step = step
+        self._step = dense_steps()(step)
         self._bags = bags
         self.reason: str | None = None
         self.num_replayed = 0

@@ -17,6 +17,7 @@ from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.ops.click_loss import click_loss
 from hotrows.strategies import Strategy
 from hotrows.train.config import RunConfig, TrainConfig
+from hotrows.train.dense_steps import dense_steps
 from hotrows.train.graphs import graphed
 from hotrows.train.metrics import ClickMetrics
 from hotrows.train.recordable import CannotRecordError, make_recordable
@@ -89,6 +90,7 @@ class Trainer:
         self._timeline = timeline
         self._log = _Log(parts, timeline)
         self.graphed = graphed(self._step, parts.bags) if config.train.graphs else None
+        self._run_step: Callable[[Batch], Tensor] = self.graphed or dense_steps()(self._step)
 
     def train(self) -> Outcome:
         """Train, evaluate, and leave every row in the store. Ctrl-C ends it early, with all that was trained."""
@@ -104,7 +106,7 @@ class Trainer:
         try:
             for batch, ends_epoch in self._epochs(loader, num_steps):
                 with self._timeline.span("train", "train"):
-                    loss = (self.graphed or self._step)(batch)
+                    loss = self._run_step(batch)
                     for schedule in schedules:
                         schedule.step()
                 step += 1
