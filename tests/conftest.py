@@ -1,12 +1,33 @@
 """Devices to test on: where there is no GPU, the kernels run in Triton's interpreter."""
 
 import os
+from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 
+
+def quicken_sorting() -> None:
+    """The interpreter knows how to sum a whole array, but takes the xor of `tl.sort` number by number."""
+    from triton.language import standard
+    from triton.runtime.interpreter import ReduceOps
+
+    slowly = ReduceOps.apply_impl
+
+    def apply_impl(self, inputs):
+        if self.combine_fn != standard._xor_combine:
+            return slowly(self, inputs)
+        found = np.bitwise_xor.reduce(inputs[0].handle.data, axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(found, inputs[0].dtype)
+
+    ReduceOps.apply_impl = apply_impl
+
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so it must be set before any import of one
+    if find_spec("triton"):
+        quicken_sorting()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

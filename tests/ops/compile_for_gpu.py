@@ -92,21 +92,24 @@ def planning() -> None:
     sizes = torch.tensor([50, 400, 3])
     part = IdColumns(None, sizes.cumsum(0) - sizes, sizes)
     some = IdColumns(torch.tensor([2, 0]), sizes[:2], sizes[:2])
+    shared = IdColumns(None, torch.tensor([0, 50, 0]), sizes[[0, 1, 0]])
     with_counts = Lookahead(torch.ones(453))
     for columns, policy, index in (
-        (part, make_policy("lookahead"), "hash"), (some, with_counts, "direct"), (part, make_policy("lfu"), "hash"),
+        (part, make_policy("lookahead"), "hash"), (some, with_counts, "direct"), (shared, make_policy("lfu"), "hash"),
     ):  # fmt: skip
         slots = Slots(120, torch.device("cpu"))
         plan_with(Planner(slots, make_index(index, 453, slots), policy), columns, 453)
     plan_with(ResidentPlanner(2**40), part, 2**40)  # rows of 64 bits
+    for num_samples in (1024, 2048, distinct.MOST_SAMPLES, distinct.MOST_SAMPLES + 1):
+        plan_with(ResidentPlanner(800), some, 800, num_samples)
 
 
-def plan_with(planner: Planner | ResidentPlanner, columns: IdColumns, num_rows: int) -> None:
-    fused = FusedPlanner(planner, columns, BATCH, num_rows)
+def plan_with(planner: Planner | ResidentPlanner, columns: IdColumns, num_rows: int, num_samples: int = BATCH) -> None:
+    fused = FusedPlanner(planner, columns, num_samples, num_rows)
     place = Place(fused.num_lookups, torch.device("cpu"), ints(plan.NUM_NUMBERS), ints(plan.NUM_NUMBERS), ints(2))
     if isinstance(planner, Planner) and isinstance(planner.policy, Lookahead):
         planner.policy.upcoming.expect(0, fused.num_lookups)
-    ids = torch.zeros(BATCH, FEATURES, dtype=torch.int64)
+    ids = torch.zeros(num_samples, FEATURES, dtype=torch.int64)
     seat = Seat(fused.num_lookups, torch.device("cpu"), ints(len(Counts._fields)))
     for announced, planned in ((place, None), (None, place), (place, place)):
         fused.turn(ids, announced, planned, seat)

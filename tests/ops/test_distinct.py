@@ -1,7 +1,11 @@
 """Distinct rows: the kernels against the reference."""
 
+from itertools import product
+from typing import NamedTuple
+
 import pytest
 import torch
+from torch import Tensor
 
 from hotrows.ops.distinct import Distinct, kernel, reference
 from hotrows.ops.rows import NO_ROW
@@ -33,3 +37,124 @@ def test_one_hot_row(device, random):
     rows = torch.randint(1000, (4000,), generator=random)
     rows[torch.randperm(4000, generator=random)[:3000]] = 500
     check(rows, device)
+
+
+class Tables(NamedTuple):
+    """Where the tables of a batch's columns begin and how long they are; which columns are looked up, None for all."""
+
+    first_row: list[int]
+    num_rows: list[int]
+    columns: list[int] | None = None
+
+    @classmethod
+    def one_each(cls, num_rows: list[int], order: list[int] | None = None) -> "Tables":
+        """One table for each column, the first rows those of `order[0]`."""
+        first_row, row = [0] * len(num_rows), 0
+        for column in order or range(len(num_rows)):
+            first_row[column] = row
+            row += num_rows[column]
+        return cls(first_row, num_rows)
+
+    def draw(self, num_samples: int, random: torch.Generator) -> Tensor:
+        drawn = torch.rand(num_samples, len(self.num_rows), generator=random, dtype=torch.float64) ** 3
+        ids = (drawn * torch.tensor(self.num_rows)).long()
+        if self.columns is None:
+            return ids
+        spread = torch.full((num_samples, max(self.columns) + 2), -7)
+        spread[:, self.columns] = ids
+        return spread
+
+    def order(self, num_samples: int, device: torch.device) -> Tensor | None:
+        first_row, num_rows = (torch.tensor(each, device=device) for each in (self.first_row, self.num_rows))
+        return kernel.column_order(first_row, num_rows, num_samples)
+
+    def distinct(self, ids: Tensor, by_column: bool, device: torch.device) -> tuple[Distinct, list[int]]:
+        """Also what the host is told."""
+        columns = None if self.columns is None else torch.tensor(self.columns, device=device)
+        order = self.order(len(ids), device)
+        assert order is not None or not by_column
+        most = max(map(sum, zip(self.first_row, self.num_rows, strict=True)))
+        key_dtype = torch.int32 if most < 2**31 - 1 else torch.int64
+        bad, told = (torch.zeros(count, dtype=torch.int32, device=device) for count in (1, 2))
+        out = kernel.empty(len(ids) * len(self.first_row), device)
+        kernel.distinct_ids(
+            ids.to(device), columns, torch.tensor(self.first_row, device=device),
+            torch.tensor(self.num_rows, device=device), order if by_column else None, key_dtype, bad, told, out,
+        )  # fmt: skip
+        return Distinct(*(each.cpu() for each in out)), told.tolist()
+
+    def check(self, ids: Tensor, device: torch.device) -> None:
+        ours, told = self.distinct(ids, True, device)
+        theirs, expected = self.distinct(ids, False, device)
+        assert told == expected
+        assert told[1] == 0
+        for name in Distinct._fields:
+            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+
+
+SIZES = [50, 3, 2000, 1, 10**7] * 5 + [7]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_features"),
+    [*product([1, 3, 64], [1, 3, 26]), *product([1000, 1024, 2048], [1, 3]), (1024, 26), (2048, 26), (4096, 1)],
+)
+def test_columns_sorted_one_by_one(num_samples, num_features, device, random):
+    tables = Tables.one_each(SIZES[:num_features])
+    tables.check(tables.draw(num_samples, random), device)
+
+
+@pytest.mark.parametrize("num_samples", [1, 33, 64])
+def test_columns_of_equal_and_of_different_ids(num_samples, device, random):
+    tables = Tables.one_each([9, 100])
+    tables.check(torch.full((num_samples, 2), 8), device)
+    tables.check(torch.randperm(100, generator=random)[:num_samples, None] // torch.tensor([100, 1]), device)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_columns_in_another_order_than_their_tables(dtype, device, random):
+    tables = Tables.one_each([50, 4, 30, 1000], [2, 0, 3, 1])
+    ids = tables.draw(70, random).to(dtype)
+    tables.check(ids, device)
+    some = tables._replace(columns=[5, 0, 3, 2])
+    some.check(some.draw(70, random).to(dtype), device)
+
+
+def test_rows_and_ids_beyond_32_bits(device, random):
+    tables = Tables.one_each([2**40, 3, 2**57 - 1], [2, 1, 0])
+    ids = tables.draw(64, random)
+    ids[[3, 40, 50], 2] = torch.tensor([2**57 - 2, 2**57 - 3, 2**57 - 2])
+    tables.check(ids, device)
+
+
+@pytest.mark.parametrize("columns", [None, [3, 0, 1]])
+@pytest.mark.parametrize("bad", [{(40, 1): -1}, {(7, 2): 400, (7, 1): 50, (60, 0): -(2**60)}, {(0, 0): 2**62}])
+def test_nothing_of_a_batch_with_a_bad_id(bad, columns, device, random):
+    tables = Tables.one_each([3, 50, 400], [1, 2, 0])._replace(columns=columns)
+    ids = tables.draw(64, random)
+    for (sample, feature), value in bad.items():
+        ids[sample, feature if columns is None else columns[feature]] = value
+    ours, told = tables.distinct(ids, True, device)
+    assert told == tables.distinct(ids, False, device)[1]
+    assert told == [0, 64 * 3 - min(3 * sample + feature for sample, feature in bad)]
+    assert ours.num.item() == 0
+    assert (ours.rows == NO_ROW).all()
+    assert (ours.inverse == -1).all()
+    assert (ours.starts == 0).all()
+    assert torch.equal(ours.order.sort().values, torch.arange(64 * 3, dtype=torch.int32))
+    assert ours.block_rows.min() >= 0
+    assert ours.block_rows.max() < 64 * 3
+
+
+def test_no_id_is_good(device):
+    ours, told = Tables.one_each([3, 5]).distinct(torch.full((40, 2), -1), True, device)
+    assert told == [0, 80]
+    assert (ours.inverse == -1).all()
+
+
+def test_columns_that_cannot_be_sorted_one_by_one(device):
+    assert Tables([0, 50, 0], [50, 3, 50]).order(64, device) is None, "a table of two columns"
+    tables = Tables.one_each([2**52 - 1, 3])
+    assert tables.order(2048, device) is not None
+    assert tables.order(2049, device) is None, "id and sample do not fit 64 bits"
+    assert Tables.one_each([50, 3]).order(kernel.MOST_SAMPLES + 1, device) is None

@@ -19,7 +19,7 @@ from hotrows.cache.policies.lookahead import EXACTLY_SEEN, STEPS_BELOW
 from hotrows.cache.policies.ranking import MOST_FREQUENT
 from hotrows.cache.resident import ResidentPlanner
 from hotrows.ops.distinct import Distinct
-from hotrows.ops.distinct.kernel import distinct_ids, empty
+from hotrows.ops.distinct.kernel import column_order, distinct_ids, empty
 from hotrows.ops.plan import kernel
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK
 from hotrows.ops.select import MOST_SEEN, NEEDED
@@ -95,6 +95,7 @@ class FusedPlanner:
         self._part = part
         self.num_lookups = num_samples * part.first_row.numel()
         self._key_dtype = torch.int32 if num_rows < torch.iinfo(torch.int32).max else torch.int64
+        self._column_order = column_order(part.first_row, part.num_rows, num_samples)
         device = part.first_row.device
         blocks = triton.cdiv(self.num_lookups, kernel.BLOCK)
         self._grid = (min(blocks, kernel.MOST_PROGRAMS),)
@@ -143,8 +144,8 @@ class FusedPlanner:
     def _find_distinct(self, ids: Tensor, place: Place) -> None:
         part = self._part
         distinct_ids(
-            ids, part.columns, part.first_row, part.num_rows, self._key_dtype, place.bad, place.on_host.told,
-            tuple(place.distinct),
+            ids, part.columns, part.first_row, part.num_rows, self._column_order, self._key_dtype, place.bad,
+            place.on_host.told, tuple(place.distinct),
         )  # fmt: skip
 
     def _announce_and_look_up(

@@ -1,5 +1,7 @@
 """Distinct rows in Triton: count the first lookups of rows in each block of a sorted batch, then scatter by them."""
 
+from itertools import pairwise
+
 import torch
 import triton
 import triton.language as tl
@@ -9,7 +11,9 @@ from hotrows.ops.rows import LOOKUPS_PER_BLOCK, NO_ROW
 
 _NO_ROW = tl.constexpr(NO_ROW)
 _BLOCK, _NUM_WARPS = 1024, 4
-_AT_ONCE = 1024  # counts of blocks that are added up at a time
+# of columns that are sorted one by one
+MOST_SAMPLES = 4096
+PER_THREAD, MOST_WARPS = 4, 16  # ids of a thread, more where there are too few warps
 
 
 @triton.jit(do_not_specialize=["num_lookups"])  # batches of another length must not be compiled for
@@ -34,6 +38,46 @@ def _make_keys(
         tl.atomic_max(bad, worst.to(tl.int32), sem="relaxed")
 
 
+@triton.jit(do_not_specialize=["num_samples"])
+def _sort_columns(
+    ids, columns, first_row, num_rows, column_order, bad, num_samples, num_features, stride,
+    ordered, sorted_order, firsts,
+    LAST: tl.constexpr, BITS: tl.constexpr, PER_THREAD: tl.constexpr,
+):  # fmt: skip
+    """What `_make_keys` and a sort give, where each column's rows are beyond those of the columns before it in order.
+
+    Each program sorts a column, as numbers made of an id and, in the last BITS, its sample.
+    """
+    BLOCK: tl.constexpr = 1 << BITS
+    NO_ID: tl.constexpr = (1 << (63 - BITS)) - 1
+    place = tl.program_id(0)
+    feature = tl.load(column_order + place)
+    source = feature.to(tl.int64)
+    if columns is not None:
+        source = tl.load(columns + feature)
+    sample = tl.arange(0, BLOCK)
+    inside = sample < num_samples
+    found = tl.load(ids + sample.to(tl.int64) * stride + source, mask=inside, other=-1).to(tl.int64)
+    good = (found >= 0) & (found < tl.load(num_rows + feature))
+    # the first bad position is the largest of these
+    left = (num_samples - sample) * num_features - feature
+    tl.atomic_max(bad + tl.zeros_like(sample), left, mask=inside & ~good, sem="relaxed")
+    pair = (tl.where(good, found, NO_ID) << BITS) | sample  # beyond the last sample, larger than all before
+    # ids of one thread, loaded far apart, become neighbours: most are then compared without shared memory
+    turned = tl.trans(tl.reshape(pair, [PER_THREAD, BLOCK // PER_THREAD]))
+    pair = tl.sort(tl.reshape(turned, [BLOCK]))
+
+    found = pair >> BITS
+    before = tl.gather(found, tl.maximum(sample - 1, 0), 0)
+    first = ((found != before) | (sample == 0)) & (found != NO_ID)
+    tl.store(firsts + place, tl.sum(first.to(tl.int32), 0))
+    row = tl.where(found == NO_ID, LAST, found + tl.load(first_row + feature))
+    lookup = (pair & (BLOCK - 1)).to(tl.int32) * num_features + feature
+    position = place.to(tl.int64) * num_samples + sample
+    tl.store(ordered + position, row.to(ordered.dtype.element_ty), mask=inside)
+    tl.store(sorted_order + position, lookup, mask=inside)
+
+
 @triton.jit
 def _neighbours(ordered, position, num_lookups, LAST: tl.constexpr):
     row = tl.load(ordered + position, mask=position < num_lookups, other=LAST)
@@ -51,7 +95,7 @@ def _count_firsts(ordered, num_lookups, firsts, num_valid, LAST: tl.constexpr, B
     tl.store(num_valid + tl.zeros_like(position), position.to(tl.int32), mask=border)
 
 
-@triton.jit(do_not_specialize=["num_lookups", "num_blocks"])
+@triton.jit(do_not_specialize=["num_lookups", "num_blocks", "per_block"])
 def _scatter(
     ordered,
     sorted_order,
@@ -61,6 +105,7 @@ def _scatter(
     told,
     num_lookups,
     num_blocks,
+    per_block,
     rows,
     num,
     inverse,
@@ -73,8 +118,9 @@ def _scatter(
     PER_BLOCK_ROW: tl.constexpr,
 ):
     block = tl.program_id(0)
-    position = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = position < num_lookups
+    lane = tl.arange(0, BLOCK)
+    position = block.to(tl.int64) * per_block + lane
+    inside = (lane < per_block) & (position < num_lookups)
     before_this = tl.zeros([], tl.int32)
     num_rows = tl.zeros([], tl.int32)
     at = tl.zeros([], tl.int32)
@@ -84,9 +130,9 @@ def _scatter(
         num_rows += tl.sum(count, 0)
         before_this += tl.sum(tl.where(other < block, count, 0), 0)
         at += AT_ONCE
-    valid = tl.load(num_valid)
+    valid = num_lookups if num_valid is None else tl.load(num_valid)
     row, before = _neighbours(ordered, position, num_lookups, LAST)
-    first = (row != before) & (row != LAST)
+    first = inside & (row != before) & (row != LAST)
     place = before_this + tl.cumsum(first.to(tl.int32), 0) - 1
     if bad is not None:
         used = (tl.load(bad) == 0).to(tl.int32)  # nothing of a bad batch is
@@ -99,9 +145,10 @@ def _scatter(
     tl.store(inverse + lookup, tl.where(position < valid, place, -1), mask=inside)
     tl.store(rows + place, row.to(tl.int64), mask=first)
     tl.store(starts + place, position.to(tl.int32), mask=first)
-    beyond = position >= num_rows
-    tl.store(rows + position, tl.full([BLOCK], _NO_ROW, tl.int64), mask=beyond & inside)
-    tl.store(starts + position, tl.zeros([BLOCK], tl.int32) + valid, mask=beyond & (position <= num_lookups))
+    beyond = inside & (position >= num_rows)
+    tl.store(rows + position, tl.full([BLOCK], _NO_ROW, tl.int64), mask=beyond)
+    tl.store(starts + position, tl.zeros([BLOCK], tl.int32) + valid, mask=beyond)
+    tl.store(starts + num_lookups, valid, mask=block == 0)
     begins = inside & (position % PER_BLOCK_ROW == 0)
     tl.store(block_rows + position // PER_BLOCK_ROW, tl.maximum(place, 0), mask=begins)
     tl.store(num, num_rows, mask=block == 0)
@@ -121,11 +168,23 @@ def distinct(rows: Tensor) -> tuple[Tensor, ...]:
     return out
 
 
+def column_order(first_row: Tensor, num_rows: Tensor, num_samples: int) -> Tensor | None:
+    """For `distinct_ids`: the columns by where their tables begin, None where they cannot be sorted one by one."""
+    first, length = first_row.tolist(), num_rows.tolist()
+    order = sorted(range(len(first)), key=first.__getitem__)
+    if any(first[one] + length[one] > first[other] for one, other in pairwise(order)):
+        return None  # a table is looked up by two columns
+    if num_samples > MOST_SAMPLES or max(length) >= 1 << (63 - _bits(num_samples)):
+        return None
+    return torch.tensor(order, dtype=torch.int32, device=first_row.device)
+
+
 def distinct_ids(
     ids: Tensor,
     columns: Tensor | None,
     first_row: Tensor,
     num_rows: Tensor,
+    column_order: Tensor | None,
     key_dtype: torch.dtype,
     bad: Tensor,
     told: Tensor,
@@ -136,18 +195,31 @@ def distinct_ids(
     Args:
         columns: int64 [f], which columns of ids to take; None for all.
         first_row, num_rows: int64 [f], where each feature's table begins, and its length.
+        column_order: int32 [f], of the function of that name, to sort columns one by one; None to sort all together.
         key_dtype: int32 where all rows fit it.
         bad: int32 [1], zero; becomes the number of lookups less the position of the first id without a row.
         told: int32 [2], where the host reads the number of distinct rows, and `bad`.
     """
+    num_samples, stride = ids.shape
     num_features = first_row.numel()
-    num_lookups = ids.shape[0] * num_features
+    num_lookups = num_samples * num_features
     keys = torch.empty(num_lookups, dtype=key_dtype, device=ids.device)
-    _make_keys[(triton.cdiv(num_lookups, _BLOCK),)](
-        ids, columns, first_row, num_rows, keys, bad, num_lookups, num_features, ids.shape[1],
-        LAST=torch.iinfo(key_dtype).max, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
+    last = torch.iinfo(key_dtype).max
+    if column_order is None:
+        _make_keys[(triton.cdiv(num_lookups, _BLOCK),)](
+            ids, columns, first_row, num_rows, keys, bad, num_lookups, num_features, stride,
+            LAST=last, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
+        )  # fmt: skip
+        _of_keys(keys, bad, told, out)
+        return
+    bits = _bits(num_samples)
+    num_warps = min(max((1 << bits) // (32 * PER_THREAD), 1), MOST_WARPS)
+    order, firsts = (bad.new_empty(length) for length in (num_lookups, num_features))
+    _sort_columns[(num_features,)](
+        ids, columns, first_row, num_rows, column_order, bad, num_samples, num_features, stride, keys, order, firsts,
+        LAST=last, BITS=bits, PER_THREAD=max((1 << bits) // (32 * num_warps), 1), num_warps=num_warps,
     )  # fmt: skip
-    _of_keys(keys, bad, told, out)
+    _scatter_blocks(keys, order, firsts, None, bad, told, num_samples, 1 << bits, out)
 
 
 def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -157,16 +229,39 @@ def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
     return rows, *(torch.empty(length, dtype=torch.int32, device=device) for length in lengths)
 
 
+def _bits(num_samples: int) -> int:
+    """Of the number of a sample, for `_sort_columns`."""
+    return max((num_samples - 1).bit_length(), 5)
+
+
 def _of_keys(keys: Tensor, bad: Tensor | None, told: Tensor | None, out: tuple[Tensor, ...]) -> None:
-    rows, num, inverse, order, starts, block_rows = out
     num_lookups = keys.numel()
-    last = torch.iinfo(keys.dtype).max
-    ordered, sorted_order = torch.sort(keys, stable=True)
-    num_blocks = triton.cdiv(num_lookups + 1, _BLOCK)  # `starts` has one more
-    firsts, num_valid = order.new_empty(num_blocks), order.new_empty(1)
-    _count_firsts[(num_blocks,)](ordered, num_lookups, firsts, num_valid, LAST=last, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+    ordered, order = torch.sort(keys, stable=True)
+    num_blocks = triton.cdiv(num_lookups + 1, _BLOCK)  # the place of `num_valid` may be one past the end
+    firsts, num_valid = (out[1].new_empty(length) for length in (num_blocks, 1))
+    _count_firsts[(num_blocks,)](
+        ordered, num_lookups, firsts, num_valid,
+        LAST=torch.iinfo(keys.dtype).max, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
+    )  # fmt: skip
+    _scatter_blocks(ordered, order, firsts, num_valid, bad, told, _BLOCK, _BLOCK, out)
+
+
+def _scatter_blocks(
+    ordered: Tensor,
+    sorted_order: Tensor,
+    firsts: Tensor,
+    num_valid: Tensor | None,
+    bad: Tensor | None,
+    told: Tensor | None,
+    per_block: int,
+    block: int,
+    out: tuple[Tensor, ...],
+) -> None:
+    rows, num, inverse, order, starts, block_rows = out
+    num_blocks = firsts.numel()
+    at_once = 2 * block  # were it one block, the two would have one layout, which costs 24 barriers
     _scatter[(num_blocks,)](
-        ordered, sorted_order, firsts, num_valid, bad, told, num_lookups, num_blocks, rows, num, inverse, order, starts,
-        block_rows, LAST=last, BLOCK=_BLOCK, AT_ONCE=_AT_ONCE, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK,
-        num_warps=_NUM_WARPS,
+        ordered, sorted_order, firsts, num_valid, bad, told, ordered.numel(), num_blocks, per_block, rows, num,
+        inverse, order, starts, block_rows, LAST=torch.iinfo(ordered.dtype).max, BLOCK=block, AT_ONCE=at_once,
+        PER_BLOCK_ROW=LOOKUPS_PER_BLOCK, num_warps=max(_NUM_WARPS * block // _BLOCK, 1),
     )  # fmt: skip
