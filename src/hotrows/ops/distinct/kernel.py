@@ -10,14 +10,16 @@ from hotrows.ops.rows import LOOKUPS_PER_BLOCK, NO_ROW
 _NO_ROW = tl.constexpr(NO_ROW)
 _BLOCK, _NUM_WARPS = 1024, 4
 _AT_ONCE = 1024  # counts of blocks that are added up at a time
+_ALIGNED = 16  # numbers
 
 
 @triton.jit(do_not_specialize=["num_lookups"])  # batches of another length must not be compiled for
 def _make_keys(
-    ids, columns, first_row, num_rows, keys, bad, num_lookups, num_features, stride,
+    ids, columns, first_row, num_rows, keys, bad, place, num_lookups, num_features, stride,
     LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The row of every id of a batch [B, F], or LAST and a note in `bad` where there is none."""
+    bad += tl.load(place) * 2
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < num_lookups
     feature = position % num_features
@@ -59,6 +61,7 @@ def _scatter(
     num_valid,
     bad,
     told,
+    place,
     num_lookups,
     num_blocks,
     rows,
@@ -67,11 +70,23 @@ def _scatter(
     order,
     starts,
     block_rows,
+    stride,
+    block_stride,
     LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
     PER_BLOCK_ROW: tl.constexpr,
 ):
+    if place is not None:
+        at = tl.load(place).to(tl.int64)
+        bad += at * 2
+        told += at * 2
+        num += at * 2
+        rows += at * stride
+        inverse += at * stride
+        order += at * stride
+        starts += at * stride
+        block_rows += at * block_stride
     block = tl.program_id(0)
     position = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < num_lookups
@@ -117,7 +132,7 @@ def distinct(rows: Tensor) -> tuple[Tensor, ...]:
         out[4].zero_()
         return out
     last = torch.iinfo(rows.dtype).max  # sorts lookups without a row behind all others
-    _of_keys(rows.masked_fill(rows < 0, last), None, None, out)
+    _of_keys(rows.masked_fill(rows < 0, last), None, None, None, out)
     return out
 
 
@@ -127,27 +142,32 @@ def distinct_ids(
     first_row: Tensor,
     num_rows: Tensor,
     key_dtype: torch.dtype,
-    bad: Tensor,
+    noted: Tensor,
     told: Tensor,
+    place: Tensor,
     out: tuple[Tensor, ...],
 ) -> None:
-    """The distinct rows of ids [B, F], into arrays made by `empty`.
+    """The distinct rows of ids [B, F], into one of several rows of arrays.
 
     Args:
         columns: int64 [f], which columns of ids to take; None for all.
         first_row, num_rows: int64 [f], where each feature's table begins, and its length.
         key_dtype: int32 where all rows fit it.
-        bad: int32 [1], zero; becomes the number of lookups less the position of the first id without a row.
-        told: int32 [2], where the host reads the number of distinct rows, and `bad`.
+        noted: int32 [P, 2], zero; becomes the number of distinct rows, and the number of lookups less the position of
+            the first id without a row.
+        told: int32 [P, 2], where the host reads the same.
+        place: int32 [1], which of the P.
+        out: as from `distinct`, without the number of rows: [P, ...] each, made by `several`.
     """
     num_features = first_row.numel()
     num_lookups = ids.shape[0] * num_features
     keys = torch.empty(num_lookups, dtype=key_dtype, device=ids.device)
     _make_keys[(triton.cdiv(num_lookups, _BLOCK),)](
-        ids, columns, first_row, num_rows, keys, bad, num_lookups, num_features, ids.shape[1],
+        ids, columns, first_row, num_rows, keys, noted.view(-1)[1:], place, num_lookups, num_features, ids.shape[1],
         LAST=torch.iinfo(key_dtype).max, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
     )  # fmt: skip
-    _of_keys(keys, bad, told, out)
+    rows, *others = out
+    _of_keys(keys, noted.view(-1)[1:], told, place, (rows, noted, *others))
 
 
 def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -157,7 +177,25 @@ def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
     return rows, *(torch.empty(length, dtype=torch.int32, device=device) for length in lengths)
 
 
-def _of_keys(keys: Tensor, bad: Tensor | None, told: Tensor | None, out: tuple[Tensor, ...]) -> None:
+def several(num: int, num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Arrays for the answers to so many batches, [num, ...] each: rows, inverse, order, starts and block_rows.
+
+    Each answer is aligned as memory of its own is.
+    """
+
+    def made(length: int, dtype: torch.dtype) -> Tensor:
+        stride = triton.cdiv(length, _ALIGNED) * _ALIGNED
+        return torch.empty(num, stride, dtype=dtype, device=device)
+
+    each = num_lookups + 1  # of `starts`; one stride for all
+    blocks = triton.cdiv(num_lookups, LOOKUPS_PER_BLOCK)
+    lookups = [made(each, dtype) for dtype in (torch.int64, torch.int32, torch.int32, torch.int32)]
+    return *lookups, made(blocks, torch.int32)
+
+
+def _of_keys(
+    keys: Tensor, bad: Tensor | None, told: Tensor | None, place: Tensor | None, out: tuple[Tensor, ...]
+) -> None:
     rows, num, inverse, order, starts, block_rows = out
     num_lookups = keys.numel()
     last = torch.iinfo(keys.dtype).max
@@ -166,7 +204,7 @@ def _of_keys(keys: Tensor, bad: Tensor | None, told: Tensor | None, out: tuple[T
     firsts, num_valid = order.new_empty(num_blocks), order.new_empty(1)
     _count_firsts[(num_blocks,)](ordered, num_lookups, firsts, num_valid, LAST=last, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
     _scatter[(num_blocks,)](
-        ordered, sorted_order, firsts, num_valid, bad, told, num_lookups, num_blocks, rows, num, inverse, order, starts,
-        block_rows, LAST=last, BLOCK=_BLOCK, AT_ONCE=_AT_ONCE, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK,
-        num_warps=_NUM_WARPS,
+        ordered, sorted_order, firsts, num_valid, bad, told, place, num_lookups, num_blocks, rows, num, inverse, order,
+        starts, block_rows, rows.stride(0), block_rows.stride(0),
+        LAST=last, BLOCK=_BLOCK, AT_ONCE=_AT_ONCE, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK, num_warps=_NUM_WARPS,
     )  # fmt: skip
