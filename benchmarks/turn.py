@@ -19,6 +19,7 @@ from zipf import draw_ranks
 
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.indexes import make_index
+from hotrows.cache.lanes import caller_mark
 from hotrows.cache.planner import Counts, Planner
 from hotrows.cache.policies import make_policy
 from hotrows.cache.ring import Ring
@@ -39,7 +40,7 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
     part = IdColumns(None, lengths.cumsum(0) - lengths, lengths)
     ring = Ring(
         planner, part, torch.Size([batch_size, len(sizes)]), torch.int64, depth, window, num_rows, device,
-        move=lambda seat: None,
+        move=lambda moves: None,
     )  # fmt: skip
     generator = torch.Generator(device).manual_seed(0)
     waiting: deque[tuple[int, int]] = deque()
@@ -60,8 +61,9 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(device)
         start.record()
-        ring.run(place, planned, 0)
+        ring.run(True, planned is not None, 0)
         end.record()
+        ring.ran(caller_mark(device))
         torch.cuda.synchronize(device)
         for told, count in [(waiting[-1], int(ring.told[waiting[-1][0]][0]))]:
             planner.counted(told[1], count)

@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 from triton.testing import do_bench
 
+from hotrows.cache.fused import Places
 from hotrows.data.shapes import CRITEO_KAGGLE
 from hotrows.ops.distinct import kernel
 
@@ -39,21 +40,23 @@ class Subject:
         self.first_row = self.num_rows.cumsum(0) - self.num_rows
         skewed = torch.rand(num_samples, len(SIZES), generator=random, device="cuda", dtype=torch.float64) ** 4
         self.ids = (skewed * self.num_rows).long()
-        self.bad = torch.zeros(1, dtype=torch.int32, device="cuda")
-        self.told = torch.zeros(2, dtype=torch.int32, pin_memory=True)
-        self.out = kernel.empty(self.ids.numel(), self.ids.device)
+        self.place = torch.zeros(1, dtype=torch.int32, device="cuda")
+        told = torch.zeros(1, 2, dtype=torch.int32, pin_memory=True)
+        self.places = Places(1, self.ids.numel(), self.ids.device, told)
         self.column_order = kernel.column_order(self.first_row, self.num_rows, num_samples)
 
     def distinct(self, column_order: Tensor | None) -> None:
         kernel.distinct_ids(
-            self.ids, None, self.first_row, self.num_rows, column_order, torch.int32, self.bad, self.told, self.out
-        )
+            self.ids, None, self.first_row, self.num_rows, column_order, torch.int32, self.places.noted,
+            self.places.told, self.place, self.places.arrays,
+        )  # fmt: skip
 
     def answer(self, column_order: Tensor | None) -> list[Tensor]:
-        for each in self.out:
+        for each in self.places.arrays:
             each.fill_(-9)
+        self.places.noted.zero_()
         self.distinct(column_order)
-        return [each.clone() for each in self.out]
+        return [each.clone() for each in self.places.distinct(0)]
 
     def microseconds(self, column_order: Tensor | None) -> float:
         self.distinct(column_order)  # compiled

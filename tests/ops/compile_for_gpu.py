@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from hotrows.cache.fused import FusedPlanner, Place, Seat
+from hotrows.cache.fused import FusedPlanner, Places, Seats
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.indexes import make_index
 from hotrows.cache.planner import Counts, Planner
@@ -105,14 +105,15 @@ def planning() -> None:
 
 
 def plan_with(planner: Planner | ResidentPlanner, columns: IdColumns, num_rows: int, num_samples: int = BATCH) -> None:
-    fused = FusedPlanner(planner, columns, num_samples, num_rows)
-    place = Place(fused.num_lookups, torch.device("cpu"), ints(plan.NUM_NUMBERS), ints(plan.NUM_NUMBERS), ints(2))
+    device, num_lookups = torch.device("cpu"), num_samples * columns.first_row.numel()
+    places = Places(3, num_lookups, device, ints(3, 2))
+    seats = Seats(2, num_lookups, device, ints(2, len(Counts._fields)))
+    fused = FusedPlanner(planner, columns, num_samples, num_rows, places, seats, ints(4, plan.NUM_NUMBERS))
     if isinstance(planner, Planner) and isinstance(planner.policy, Lookahead):
         planner.policy.upcoming.expect(0, fused.num_lookups)
     ids = torch.zeros(num_samples, FEATURES, dtype=torch.int64)
-    seat = Seat(fused.num_lookups, torch.device("cpu"), ints(len(Counts._fields)))
-    for announced, planned in ((place, None), (None, place), (place, place)):
-        fused.turn(ids, announced, planned, seat)
+    for announces, plans in ((True, False), (False, True), (True, True)):
+        fused.turn(ids, announces, plans)
 
 
 def rows_in_training() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hotrows.cache.fused import Places
 from hotrows.ops.distinct import Distinct, kernel, reference
 from hotrows.ops.rows import NO_ROW
 
@@ -75,13 +76,16 @@ class Tables(NamedTuple):
         assert order is not None or not by_column
         most = max(map(sum, zip(self.first_row, self.num_rows, strict=True)))
         key_dtype = torch.int32 if most < 2**31 - 1 else torch.int64
-        bad, told = (torch.zeros(count, dtype=torch.int32, device=device) for count in (1, 2))
-        out = kernel.empty(len(ids) * len(self.first_row), device)
+        told = torch.zeros(3, 2, dtype=torch.int32, pin_memory=device.type == "cuda")
+        places = Places(3, len(ids) * len(self.first_row), device, told)
         kernel.distinct_ids(
             ids.to(device), columns, torch.tensor(self.first_row, device=device),
-            torch.tensor(self.num_rows, device=device), order if by_column else None, key_dtype, bad, told, out,
+            torch.tensor(self.num_rows, device=device), order if by_column else None, key_dtype, places.noted, told,
+            torch.tensor([PLACE], dtype=torch.int32, device=device), places.arrays,
         )  # fmt: skip
-        return Distinct(*(each.cpu() for each in out)), told.tolist()
+        found = Distinct(*(each.cpu() for each in places.distinct(PLACE)))
+        assert not told[[0, 2]].any(), "what is told of other places"
+        return found, told[PLACE].tolist()
 
     def check(self, ids: Tensor, device: torch.device) -> None:
         ours, told = self.distinct(ids, True, device)
@@ -92,6 +96,7 @@ class Tables(NamedTuple):
             assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
 
 
+PLACE = 1
 SIZES = [50, 3, 2000, 1, 10**7] * 5 + [7]
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from hotrows.cache import scan
-from hotrows.cache.fused import FusedPlanner, Place, Seat
+from hotrows.cache.fused import FusedPlanner, Places, Seat, Seats
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.indexes import make_index
 from hotrows.cache.planner import Counts, Placing, Planner
@@ -17,6 +17,7 @@ from hotrows.ops.plan import kernel
 SIZES = (3, 50, 400)
 NUM_SAMPLES = 20
 WINDOW = 3
+NUM_PLACES, NUM_SEATS, NUM_TURNS = 12, 3, 5
 
 
 def make(policy: str | Policy, index: str, capacity: int, device: torch.device) -> Planner:
@@ -54,57 +55,61 @@ class Stepwise:
         return made, counts
 
 
-def numbers(count: int, device: torch.device) -> Tensor:
-    """Memory of the host that kernels on the device can use."""
-    return torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda")
-
-
-def make_place(num_lookups: int, device: torch.device) -> Place:
-    return Place(
-        num_lookups, device, *(numbers(count, device) for count in (kernel.NUM_NUMBERS, kernel.NUM_NUMBERS, 2))
-    )
-
-
 def finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def assert_told(place: Place, device: torch.device) -> None:
-    finish(device)
-    assert place.on_host.told.tolist() == place.told.tolist()
-
-
 class ByKernels:
-    def __init__(self, planner: Planner, device: torch.device) -> None:
+    def __init__(self, planner: Planner, device: torch.device, part: IdColumns | None = None) -> None:
         self.planner = planner
         self.device = device
-        self.fused = FusedPlanner(planner, columns(device), NUM_SAMPLES, sum(SIZES))
+        part = part or columns(device)
+        num_lookups = NUM_SAMPLES * part.first_row.numel()
 
-    def announce(self, ids: Tensor, number: int) -> Place:
-        place = make_place(self.fused.num_lookups, self.device)
-        place.on_host.announced_with[2] = number
+        def host(*sizes: int) -> Tensor:
+            """Memory of the host that kernels on the device can use."""
+            return torch.zeros(sizes, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+        self.places = Places(NUM_PLACES, num_lookups, device, host(NUM_PLACES, 2))
+        self.seats = Seats(NUM_SEATS, num_lookups, device, host(NUM_SEATS, len(Counts._fields)))
+        self.numbers = host(NUM_TURNS, kernel.NUM_NUMBERS)
+        self.fused = FusedPlanner(planner, part, NUM_SAMPLES, sum(SIZES), self.places, self.seats, self.numbers)
+        self.num_announced = self.num_turns = 0
+
+    def turn(self, ids: Tensor | None, plans: bool) -> None:
+        self.fused.turn(None if ids is None else ids.to(self.device), ids is not None, plans)
+        self.num_turns += 1
+        finish(self.device)
+
+    def announce(self, ids: Tensor, number: int) -> int:
+        place = self.num_announced % NUM_PLACES
+        self.num_announced += 1
+        self.numbers[self.num_turns % NUM_TURNS, 7:9] = torch.tensor([number, place])
         if self.planner.policy.looks_ahead:
             self.planner.policy.upcoming.expect(number, self.fused.num_lookups)
-        self.fused.turn(ids.to(self.device), place, None, None)
-        assert_told(place, self.device)
+        self.turn(ids, plans=False)
+        assert self.places.told[place].tolist() == self.places.noted[place].tolist()
         return place
 
-    def plan(self, place: Place, oldest: int | None, number: int):
-        counts_on_host = numbers(len(Counts._fields), self.device)
-        planner, seat = self.planner, Seat(self.fused.num_lookups, self.device, counts_on_host)
+    def plan(self, place: int, oldest: int | None, number: int) -> tuple[Seat, Counts]:
+        planner, seat = self.planner, place % NUM_SEATS
         planner.batch += 1
         planner.index.maintain(self.fused.num_lookups)
-        looked_at = planner.next_scan(int(place.told[0]), everywhere=False)
-        written = [planner.batch, planner.batch if oldest is None else oldest, number, *looked_at]
-        place.on_host.planned_with[: len(written)] = torch.tensor(written)
-        self.fused.turn(None, None, place, seat)
-        finish(self.device)
-        counts = Counts(*seat.counts.tolist())
+        looked_at = planner.next_scan(int(self.places.told[place, 0]), everywhere=False)
+        written = [planner.batch, planner.batch if oldest is None else oldest, number, *looked_at, place, seat]
+        self.numbers[self.num_turns % NUM_TURNS, : len(written)] = torch.tensor(written)
+        self.turn(None, plans=True)
+        made = self.seats[seat]
+        counts = Counts(*made.counts.tolist())
+        assert self.fused.moves is not None
+        assert self.fused.moves.num.item() == counts.placed
+        for to_do, noted in zip(self.fused.moves[:3], (made.move_slots, made.move_out, made.move_in), strict=True):
+            assert torch.equal(to_do[: counts.placed], noted[: counts.placed])
         planner.index.replaced(counts.evictions, self.fused.num_lookups)
         if counts.fits and planner.policy.looks_ahead:
             planner.policy.came(number)
-        return seat, counts
+        return made, counts
 
 
 @pytest.mark.parametrize("index", ["hash", "direct"])
@@ -181,8 +186,9 @@ def test_a_bad_id_leaves_a_batch_without_rows(device, random):
     ids = draw(random)
     ids[7, 1], ids[12, 2] = SIZES[1], -1
     place = ours.announce(ids, 0)
-    assert place.distinct.num.item() == 0
-    assert ours.fused.num_lookups - place.bad.item() == 7 * len(SIZES) + 1, "the first of them is named"
+    num, behind = ours.places.noted[place].tolist()
+    assert num == 0
+    assert ours.fused.num_lookups - behind == 7 * len(SIZES) + 1, "the first of them is named"
     seat, counts = ours.plan(place, None, 0)
     assert counts == Counts(0, 0, 0, 0, 0, 0, 0, 1)
     assert (seat.slots == -1).all()
@@ -205,14 +211,14 @@ def test_next_use_across_the_end_of_the_mask(device, random):
 def test_some_columns(device, random):
     sizes = torch.tensor(SIZES, device=device)
     part = IdColumns(torch.tensor([2, 0], device=device), torch.tensor([0, 400], device=device), sizes[[2, 0]])
-    planner = make("lru", "direct", 300, device)
-    fused = FusedPlanner(planner, part, NUM_SAMPLES, 403)
-    ids, place = draw(random), make_place(NUM_SAMPLES * 2, device)
-    fused.turn(ids.to(device), place, None, None)
+    ours, ids = ByKernels(make("lru", "direct", 300, device), device, part), draw(random)
+    found = ours.places.distinct(ours.announce(ids, 0))
     expected = distinct(torch.stack([ids[:, 2], ids[:, 0] + 400], 1).flatten())
-    assert torch.equal(place.distinct.rows.cpu(), expected.rows)
-    assert torch.equal(place.distinct.inverse.cpu(), expected.inverse)
+    assert torch.equal(found.rows.cpu(), expected.rows)
+    assert torch.equal(found.inverse.cpu(), expected.inverse)
 
 
 def test_numbers_are_where_the_kernels_look():
-    assert (kernel.BATCH.value, kernel.OLDEST.value, kernel.NUMBER.value, kernel.SCAN.value) == (0, 1, 2, 3)
+    of_a_plan = (kernel.BATCH, kernel.OLDEST, kernel.NUMBER, kernel.SCAN, kernel.PLACE, kernel.SEAT)
+    assert [number.value for number in of_a_plan] == [0, 1, 2, 3, 5, 6]
+    assert (kernel.COMING.value, kernel.COMING_PLACE.value) == (7, 8)

@@ -4,7 +4,7 @@ It reads and writes the state of `Planner` (slots, index, policy), so that the t
 `Planner.announce` and `Planner.plan` with ALL_OR_NOTHING compute.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -13,13 +13,13 @@ from torch import Tensor
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.indexes.direct import DirectIndex
 from hotrows.cache.indexes.hashed import HashIndex
-from hotrows.cache.planner import Planner
+from hotrows.cache.planner import Counts, Planner
 from hotrows.cache.policies import LFU, LRU, Lookahead, Policy
 from hotrows.cache.policies.lookahead import EXACTLY_SEEN, STEPS_BELOW
 from hotrows.cache.policies.ranking import MOST_FREQUENT
 from hotrows.cache.resident import ResidentPlanner
 from hotrows.ops.distinct import Distinct
-from hotrows.ops.distinct.kernel import column_order, distinct_ids, empty
+from hotrows.ops.distinct.kernel import column_order, distinct_ids, several
 from hotrows.ops.plan import kernel
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK
 from hotrows.ops.select import MOST_SEEN, NEEDED
@@ -39,48 +39,96 @@ def reason_against(planner: Planner | ResidentPlanner) -> str | None:
     return None
 
 
-class OnHost(NamedTuple):
-    """What the host writes for a batch and reads of it."""
-
-    announced_with: Tensor
-    planned_with: Tensor
-    told: Tensor
-
-
-class Place:
-    """Where a batch waits from when it is announced until it is planned.
+class Places:
+    """Where batches wait from when they are announced until they are planned; a row of each array for each place.
 
     Args:
-        announced_with, planned_with: numbers of the batch, written by the host. told: its answer, read by the host:
-            distinct rows, and what is bad. All int32 and on the host, where the kernels read and write them.
+        told: int32 [num, 2], on the host, where the kernels write of each batch: distinct rows, and what is bad.
     """
 
-    def __init__(
-        self, num_lookups: int, device: torch.device, announced_with: Tensor, planned_with: Tensor, told: Tensor
-    ) -> None:
-        rows, _, *others = empty(num_lookups, device)
-        self.told = torch.zeros(2, dtype=torch.int32, device=device)  # distinct rows; what is bad
-        self.bad = self.told[1:]
-        self.distinct = Distinct(rows, self.told[:1], *others)
-        self.announced_with = torch.zeros(kernel.NUM_NUMBERS, dtype=torch.int32, device=device)
-        self.planned_with = torch.zeros(kernel.NUM_NUMBERS, dtype=torch.int32, device=device)
-        self.on_host = OnHost(announced_with, planned_with, told)
+    def __init__(self, num: int, num_lookups: int, device: torch.device, told: Tensor) -> None:
+        self._num_lookups = num_lookups
+        self.arrays = several(num, num_lookups, device)
+        self.noted = torch.zeros(num, 2, dtype=torch.int32, device=device)  # the same as told, on the device
+        self.told = told
+
+    def distinct(self, place: int) -> Distinct:
+        """Of the batch that waits there."""
+        return _distinct(self.arrays, self.noted, place, self._num_lookups)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self.arrays, self.noted]
 
 
-class Seat:
-    """Where the plan of a batch is from when it is made until the batch has trained.
+class Seat(NamedTuple):
+    """The plan of a batch, where training reads it."""
+
+    distinct: Distinct
+    slots: Tensor
+    row_slots: Tensor
+    move_slots: Tensor
+    move_out: Tensor
+    move_in: Tensor
+    num_moves: Tensor
+    counts: Tensor
+
+
+class Seats:
+    """Where plans are from when they are made until their batches have trained; a row of each array for each seat.
 
     Args:
-        counts: int32, the fields of `Counts`, on the host, where a kernel writes them.
+        counts: int32 [num, fields of `Counts`], on the host, where a kernel writes them.
     """
 
-    def __init__(self, num_lookups: int, device: torch.device, counts: Tensor) -> None:
-        rows, num, *others = empty(num_lookups, device)
-        self.distinct = Distinct(rows, num, *others)
-        self.slots, self.row_slots, self.move_slots = (torch.zeros_like(others[0]) for _ in range(3))
+    def __init__(self, num: int, num_lookups: int, device: torch.device, counts: Tensor) -> None:
+        self._num_lookups = num_lookups
+        self.arrays = several(num, num_lookups, device)
+        rows, inverse, *_ = self.arrays
+        self.num, self.num_moves = (
+            torch.zeros(num, kernel.ALIGNED.value, dtype=torch.int32, device=device) for _ in range(2)
+        )
+        self.slots, self.row_slots, self.move_slots = (torch.zeros_like(inverse) for _ in range(3))
         self.move_out, self.move_in = torch.zeros_like(rows), torch.zeros_like(rows)
-        self.num_moves = torch.zeros_like(num)
         self.counts = counts
+
+    def __getitem__(self, seat: int) -> Seat:
+        num = self._num_lookups
+        return Seat(
+            distinct=_distinct(self.arrays, self.num, seat, num),
+            slots=self.slots[seat, :num],
+            row_slots=self.row_slots[seat, :num],
+            move_slots=self.move_slots[seat, :num],
+            move_out=self.move_out[seat, :num],
+            move_in=self.move_in[seat, :num],
+            num_moves=self.num_moves[seat, :1],
+            counts=self.counts[seat],
+        )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [
+            *self.arrays, self.num, self.num_moves, self.slots, self.row_slots, self.move_slots, self.move_out,
+            self.move_in,
+        ]  # fmt: skip
+
+
+def _distinct(arrays: tuple[Tensor, ...], num: Tensor, which: int, num_lookups: int) -> Distinct:
+    rows, inverse, order, starts, block_rows = (array[which] for array in arrays)
+    blocks = triton.cdiv(num_lookups, LOOKUPS_PER_BLOCK)
+    lookups = slice(num_lookups)
+    return Distinct(
+        rows[lookups], num[which, :1], inverse[lookups], order[lookups], starts[: num_lookups + 1], block_rows[:blocks]
+    )
+
+
+class Moves(NamedTuple):
+    """What the last plan moves, where it is carried out from: as `Mover.move` takes it."""
+
+    slots: Tensor
+    rows_out: Tensor
+    rows_in: Tensor
+    num: Tensor
 
 
 class FusedPlanner:
@@ -88,106 +136,118 @@ class FusedPlanner:
 
     Args:
         part: which ids of a batch to look up.
+        on_host: int32 [turns, NUM_NUMBERS], on the host, which writes the numbers of one turn after the other there.
     """
 
-    def __init__(self, planner: Planner | ResidentPlanner, part: IdColumns, num_samples: int, num_rows: int) -> None:
+    def __init__(
+        self,
+        planner: Planner | ResidentPlanner,
+        part: IdColumns,
+        num_samples: int,
+        num_rows: int,
+        places: Places,
+        seats: Seats,
+        on_host: Tensor,
+    ) -> None:
         self._planner = planner
         self._part = part
+        self._places, self._seats, self._on_host = places, seats, on_host
         self.num_lookups = num_samples * part.first_row.numel()
         self._key_dtype = torch.int32 if num_rows < torch.iinfo(torch.int32).max else torch.int64
         self._column_order = column_order(part.first_row, part.num_rows, num_samples)
         device = part.first_row.device
         blocks = triton.cdiv(self.num_lookups, kernel.BLOCK)
         self._grid = (min(blocks, kernel.MOST_PROGRAMS),)
+        self._turn = torch.zeros(1, dtype=torch.int64, device=device)
+        self._numbers = torch.zeros(kernel.NUM_NUMBERS, dtype=torch.int32, device=device)
+        self.moves: Moves | None = None
         if isinstance(planner, Planner):
             # of one plan at a time
             self._found = torch.empty(self.num_lookups, dtype=torch.int32, device=device)
             self._chosen = torch.empty(min(self.num_lookups, planner.slots.num), dtype=torch.int32, device=device)
             self._misses = torch.empty(blocks, dtype=torch.int32, device=device)
             self._zeroed = torch.zeros(kernel.NUM_SUMS + NUM_COUNTS, dtype=torch.int32, device=device)
+            rows = torch.zeros(2, self.num_lookups, dtype=torch.int64, device=device)
+            self.moves = Moves(torch.zeros_like(self._found), rows[0], rows[1], self._numbers.new_zeros(1))
 
-    def turn(self, ids: Tensor | None, announced: Place | None, planned: Place | None, seat: Seat | None) -> None:
-        """Announce a batch of these ids in one place, and plan that of another, all or nothing, in a seat.
+    def turn(self, ids: Tensor | None, announces: bool, plans: bool) -> None:
+        """Announce a batch of these ids, and plan another one, all or nothing: where the host's numbers say.
 
-        Either may be missing. To announce is to find the distinct rows, and to tell the policy that they will be
-        needed; what it is told counts for the plan already.
+        To announce is to find the distinct rows, and to tell the policy that they will be needed; what it is told
+        counts for the plan already.
         """
-        self._begin(announced, planned)
-        if announced is not None:
-            assert ids is not None
-            self._find_distinct(ids, announced)
         planner = self._planner
+        self._begin(announces, plans and isinstance(planner, Planner))
+        if announces:
+            assert ids is not None
+            self._find_distinct(ids)
         sums = evictable = None
         if isinstance(planner, Planner):
             sums, evictable = self._zeroed[: kernel.NUM_SUMS], self._zeroed[kernel.NUM_SUMS :]
-            self._announce_and_look_up(planner, announced, planned, sums)
-        if planned is not None:
-            assert seat is not None
-            if isinstance(planner, Planner) and sums is not None and evictable is not None:
-                self._place(planner, planned, seat, sums, evictable)
-            self._spread(planned, seat, sums, evictable)
+            self._announce_and_look_up(planner, announces and isinstance(planner.policy, Lookahead), plans, sums)
+            if plans:
+                self._place(planner, sums, evictable)
+        if plans:
+            self._spread(sums, evictable)
 
-    def _begin(self, announced: Place | None, planned: Place | None) -> None:
+    def _begin(self, announces: bool, places_rows: bool) -> None:
         """Fetch the numbers of the batches to be announced and planned."""
-        placing = planned is not None and isinstance(self._planner, Planner)
         kernel.begin[(1,)](
-            None if announced is None else announced.on_host.announced_with,
-            None if announced is None else announced.announced_with,
-            None if announced is None else announced.told,
-            None if planned is None else planned.on_host.planned_with,
-            None if planned is None else planned.planned_with,
-            self._zeroed if placing else None,
-            self._zeroed.numel() if placing else 0,
-            NUMBERS=kernel.NUM_NUMBERS, BLOCK=triton.next_power_of_2(kernel.NUM_SUMS + NUM_COUNTS),
+            self._on_host, self._turn, len(self._on_host), self._numbers, self._places.noted,
+            self._zeroed if places_rows else None, self._zeroed.numel() if places_rows else 0,
+            ANNOUNCES=announces, NUMBERS=kernel.NUM_NUMBERS,
+            BLOCK=triton.next_power_of_2(kernel.NUM_SUMS + NUM_COUNTS), num_warps=1,
         )  # fmt: skip
 
-    def _find_distinct(self, ids: Tensor, place: Place) -> None:
-        part = self._part
+    def _number(self, which: Any) -> Tensor:
+        """What the kernels find at one of the numbers."""
+        return self._numbers[which.value :]
+
+    def _find_distinct(self, ids: Tensor) -> None:
+        part, places = self._part, self._places
         distinct_ids(
-            ids, part.columns, part.first_row, part.num_rows, self._column_order, self._key_dtype, place.bad,
-            place.on_host.told, tuple(place.distinct),
+            ids, part.columns, part.first_row, part.num_rows, self._column_order, self._key_dtype, places.noted,
+            places.told, self._number(kernel.COMING_PLACE), places.arrays,
         )  # fmt: skip
 
-    def _announce_and_look_up(
-        self, planner: Planner, announced: Place | None, planned: Place | None, sums: Tensor
-    ) -> None:
-        policy, slots = planner.policy, planner.slots
+    def _announce_and_look_up(self, planner: Planner, announces: bool, plans: bool, sums: Tensor) -> None:
+        if not announces and not plans:
+            return
+        policy, slots, rows = planner.policy, planner.slots, self._places.arrays[0]
         slot_of, keys, _, num_cells = _index_arrays(planner)
-        coming: tuple[Tensor | int | None, ...] = (None,) * 5 + (1, None)
-        if announced is not None and isinstance(policy, Lookahead):
-            told = announced.distinct
-            coming = (told.rows, told.num, announced.announced_with, *policy.upcoming.arrays(), slots.priority)
-        going: tuple[Tensor | None, ...] = (None,) * 7
-        if planned is not None:
-            told, numbers = planned.distinct, planned.planned_with
-            going = (told.rows, told.num, numbers, slots.last_used, self._found, self._misses, sums)
-        roles = (coming[0] is not None) + (going[0] is not None)
-        if roles:
-            kernel.announce_and_look_up[(*self._grid, roles)](
-                slot_of, keys, num_cells, *coming, *going,
-                DIRECT=keys is None, NEEDED=NEEDED, BLOCK=kernel.BLOCK, num_warps=kernel.NUM_WARPS,
-            )  # fmt: skip
+        upcoming = policy.upcoming.arrays() if isinstance(policy, Lookahead) else (None, None, 1)
+        kernel.announce_and_look_up[(*self._grid, announces + plans)](
+            rows, self._places.noted, rows.stride(0), self._numbers, slot_of, keys, num_cells, *upcoming,
+            slots.priority, slots.last_used, self._found, self._misses, sums,
+            ANNOUNCES=announces, PLANS=plans, DIRECT=keys is None, NEEDED=NEEDED, BLOCK=kernel.BLOCK,
+            num_warps=kernel.NUM_WARPS,
+        )  # fmt: skip
 
-    def _spread(self, place: Place, seat: Seat, sums: Tensor | None, evictable: Tensor | None) -> None:
-        told, given = place.distinct, seat.distinct
+    def _spread(self, sums: Tensor | None, evictable: Tensor | None) -> None:
+        places, seats = self._places, self._seats
+        rows, inverse, order, starts, block_rows = places.arrays
+        rows_to, inverse_to, order_to, starts_to, block_rows_to = seats.arrays
         kernel.spread[(triton.cdiv(self.num_lookups + 1, kernel.SPREAD),)](
-            told.rows, told.num, told.inverse, told.order, told.starts, told.block_rows, seat.row_slots, sums,
-            evictable, seat.slots, given.rows, given.num, given.inverse, given.order, given.starts, given.block_rows,
-            seat.num_moves, seat.counts, self.num_lookups,
+            rows, places.noted, inverse, order, starts, block_rows, seats.row_slots, sums, evictable, self._numbers,
+            seats.slots, rows_to, seats.num, inverse_to, order_to, starts_to, block_rows_to, seats.num_moves,
+            None if self.moves is None else self.moves.num, seats.counts,
+            self.num_lookups, rows.stride(0), block_rows.stride(0), NUM_COUNTS=len(Counts._fields),
             RESIDENT=sums is None, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK, BLOCK=kernel.SPREAD,
             num_warps=kernel.SPREAD_WARPS,
         )  # fmt: skip
 
-    def _place(self, planner: Planner, place: Place, seat: Seat, sums: Tensor, evictable: Tensor) -> None:
-        slots, policy, told, numbers = planner.slots, planner.policy, place.distinct, place.planned_with
+    def _place(self, planner: Planner, sums: Tensor, evictable: Tensor) -> None:
+        slots, policy, seats = planner.slots, planner.policy, self._seats
+        rows, _, _, starts, _ = self._places.arrays
+        assert self.moves is not None
         slot_of, keys, cell_of, num_cells = _index_arrays(planner)
         direct = keys is None
         end = slots.num
         in_one_pass = isinstance(policy, Lookahead) and policy.place_of is None
         select_into(
-            slots.priority[:end], numbers[kernel.NUMBER.value :][:1] if in_one_pass else None, slots.last_used[:end],
-            slots.pinned, numbers[kernel.OLDEST.value :][:1], sums[:1], evictable, self._chosen,
-            numbers[kernel.SCAN.value :][:2] if policy.by_parts else None,
+            slots.priority[:end], self._number(kernel.NUMBER) if in_one_pass else None, slots.last_used[:end],
+            slots.pinned, self._number(kernel.OLDEST), sums[:1], evictable, self._chosen,
+            self._number(kernel.SCAN) if policy.by_parts else None,
         )  # fmt: skip
         seen = place_of = up_keys = up_uses = None
         num_up_cells = 1
@@ -195,10 +255,11 @@ class FusedPlanner:
             up_keys, up_uses, num_up_cells = policy.upcoming.arrays()
             seen, place_of = policy.seen, policy.place_of
         kernel.place[self._grid](
-            told.rows, told.starts, told.num, numbers, self._found, self._misses, sums, evictable, self._chosen,
+            rows, starts, self._places.noted, rows.stride(0), self._numbers, self._found, self._misses, sums, evictable,
+            self._chosen,
             slots.row, slots.last_used, slots.priority, seen, place_of,
             slot_of, keys, cell_of, num_cells, up_keys, up_uses, num_up_cells,
-            seat.row_slots, seat.move_slots, seat.move_out, seat.move_in,
+            seats.row_slots, seats.move_slots, seats.move_out, seats.move_in, *self.moves[:3],
             DIRECT=direct, POLICY=KINDS[type(policy)], NEEDED=NEEDED, MOST_FREQUENT=MOST_FREQUENT,
             EXACTLY_SEEN=EXACTLY_SEEN, STEPS_BELOW=STEPS_BELOW, MOST_SEEN=MOST_SEEN,
             BLOCK=kernel.BLOCK, AT_ONCE=kernel.AT_ONCE, num_warps=kernel.NUM_WARPS,

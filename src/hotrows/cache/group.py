@@ -40,7 +40,7 @@ from hotrows.stores import Store
 from hotrows.stores.row_order import Numbering
 
 if TYPE_CHECKING:  # needs Triton
-    from hotrows.cache.fused import Seat
+    from hotrows.cache.fused import Moves
     from hotrows.cache.ring import Ring
 
 
@@ -217,9 +217,8 @@ class RowGroup:
         """Whether a plan in a seat is in flight."""
         return any(flight.seat is not None for flight in self._flights.values())
 
-    def move_in_ring(self, seat: "Seat") -> None:
-        if not self.is_resident:
-            self.mover.move(self.store, self.cache, seat.move_slots, seat.move_out, seat.move_in, seat.num_moves)
+    def move_in_ring(self, moves: "Moves") -> None:
+        self.mover.move(self.store, self.cache, *moves)
 
     # -- plans --------------------------------------------------------------------------------------------------
 

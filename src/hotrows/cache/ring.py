@@ -2,29 +2,32 @@
 
 A graph is a recording of kernels on fixed memory. So every batch that was announced has a *place*, where its distinct
 rows are until it is planned, and every batch that was planned a *seat*, where its plan is until it has trained. One
-turn of the loop announces a batch, plans another and moves its rows: one recording for each pair of places, replayed in
-the planning lane, because launching is what a small batch spends its time on. What changes from turn to turn goes
-through small arrays in pinned memory, which the kernels read and write: the batch's numbers, and its counts.
+turn of the loop announces a batch, plans another and moves its rows: one recording, replayed in the planning lane,
+because launching is what a small batch spends its time on. What changes from turn to turn goes through small arrays in
+pinned memory, which the kernels read and write: which place and seat, the batch's numbers, and its counts.
 """
 
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrows.cache.from_host import copy_from_host
-from hotrows.cache.fused import FusedPlanner, Place, Seat
+from hotrows.cache.fused import FusedPlanner, Moves, Places, Seats
 from hotrows.cache.id_columns import IdColumns
-from hotrows.cache.lanes import writable_state
+from hotrows.cache.lanes import Mark, writable_state
 from hotrows.cache.planner import Counts, Plan, Planner
 from hotrows.cache.policies import Lookahead
 from hotrows.cache.recording import Recorder
 from hotrows.cache.resident import ResidentPlanner
 from hotrows.cache.scan import Scan
-from hotrows.ops.plan.kernel import NUM_NUMBERS
+from hotrows.ops.plan import kernel
 
 _serials = itertools.count()
+NUM_TURNS = 64  # whose numbers the host may have written before they are read
 SPARE = 4  # seats beyond the depth: the batch that trains, the one before it, and two that the host has not looked at
 
 
@@ -35,7 +38,7 @@ class Ring:
         shape, dtype: of the ids of all its batches, [B, F].
         depth, window: of the loop that will look ahead.
         num_rows: of the group.
-        move: carries out the moves of the plan in a seat.
+        move: carries out the moves of a plan.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Ring:
         window: int,
         num_rows: int,
         device: torch.device,
-        move: Callable[[Seat], None],
+        move: Callable[[Moves], None],
     ) -> None:
         self.serial = next(_serials)
         self._shape, self._dtype = shape, dtype
@@ -56,8 +59,7 @@ class Ring:
         self.window = window
         self._planner = planner
         self._move = move
-        self._fused = FusedPlanner(planner, part, shape[0], num_rows)
-        self.num_lookups = self._fused.num_lookups
+        self.num_lookups = shape[0] * part.first_row.numel()
         self.num_seats = depth + SPARE
         # a whole number of rounds of seats, so that a place always goes to the same seat
         self.num_places = -(-(window + 2) // self.num_seats) * self.num_seats
@@ -68,33 +70,34 @@ class Ring:
         def host(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=torch.int32, pin_memory=pinned)
 
-        announced_with, planned_with = host(self.num_places, NUM_NUMBERS), host(self.num_places, NUM_NUMBERS)
-        self._write_announced, self._write_planned = announced_with.numpy(), planned_with.numpy()
         # on the host: distinct rows and what is bad, of a place; the plan's counts, of a seat
-        self.told, self.counts = host(self.num_places, 2).unbind(), host(self.num_seats, len(Counts._fields)).unbind()
-        self.seats = [Seat(self.num_lookups, device, counts) for counts in self.counts]
-        self.places = [
-            Place(self.num_lookups, device, *on_host)
-            for on_host in zip(announced_with, planned_with, self.told, strict=True)
-        ]
+        told, counts = host(self.num_places, 2), host(self.num_seats, len(Counts._fields))
+        self.told, self.counts = told.unbind(), counts.unbind()
+        self.places = Places(self.num_places, self.num_lookups, device, told)
+        self.seats = Seats(self.num_seats, self.num_lookups, device, counts)
+        self.waiting = [self.places.distinct(place) for place in range(self.num_places)]
+        self._plans = [self.seats[seat] for seat in range(self.num_seats)]
+        numbers = host(NUM_TURNS, kernel.NUM_NUMBERS)
+        self._write = numbers.numpy()
+        self._turn = 0
+        self.is_broken = False  # a turn failed half way, so that host and device may not agree on their number
+        self._read: list[Mark | None] = [None] * NUM_TURNS  # when the numbers of a turn have been
+        self._fused = FusedPlanner(planner, part, shape[0], num_rows, self.places, self.seats, numbers)
         policy = planner.policy if isinstance(planner, Planner) else None
         self._upcoming = policy.upcoming if isinstance(policy, Lookahead) else None
         self._recorder = Recorder(device) if pinned else None
-        self._recordings: dict[tuple[int | None, int | None], tuple[tuple[int, int], torch.cuda.CUDAGraph]] = {}
-        self._has_announced = self._has_planned = False
+        self._recordings: dict[tuple[bool, bool], tuple[tuple[int, int], torch.cuda.CUDAGraph]] = {}
+        self._compiled: set[tuple[bool, bool]] = set()
 
     @property
     def num_bytes(self) -> int:
         """Device memory of places and seats."""
-        tensors = [self._ids]
-        for holder in (*self.places, *self.seats):
-            for value in vars(holder).values():
-                tensors += list(value) if isinstance(value, tuple) else [value]
-        tensors = [tensor for tensor in tensors if tensor.device == self._ids.device]
+        tensors = [self._ids, *self.places.tensors, *self.seats.tensors]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def suits(self, ids: Tensor, depth: int, window: int) -> bool:
-        return ids.shape == self._shape and ids.dtype == self._dtype and self.depth >= depth and self.window >= window
+        fits = ids.shape == self._shape and ids.dtype == self._dtype
+        return fits and self.depth >= depth and self.window >= window and not self.is_broken
 
     def next_place(self) -> int:
         """The place for the next batch, whoever was there before."""
@@ -115,7 +118,7 @@ class Ring:
         """What comes before `run` announces the batch of a place. The ids must live until that is done."""
         if self._upcoming is not None:
             self._upcoming.expect(number, self.num_lookups)
-        self._write_announced[place, 2] = number
+        self._next_numbers()[kernel.COMING.value : kernel.COMING_PLACE.value + 1] = number, place
         copy_from_host(self._ids, ids)
 
     def prepare_plan(
@@ -135,40 +138,58 @@ class Ring:
         if isinstance(planner, Planner):
             planner.index.maintain(num_rows)
             scan = planner.next_scan(num_rows, everywhere)
-        self._write_planned[place, :5] = planner.batch, planner.batch if oldest is None else oldest, number, *scan
+        self._next_numbers()[: kernel.SEAT.value + 1] = (
+            planner.batch, planner.batch if oldest is None else oldest, number, *scan, place, self.seat_of(place),
+        )  # fmt: skip
         return planner.batch, scan.length in (0, planner.num_slots)
 
-    def run(self, announced: int | None, planned: int | None, cache_address: int) -> None:
-        """Announce the batch of one place, then plan that of another, all or nothing, and carry out its moves.
+    def _next_numbers(self) -> NDArray[np.int32]:
+        """Where the host writes the numbers of the next turn: those that were there have long been read."""
+        at = self._turn % NUM_TURNS
+        read = self._read[at]
+        if read is not None:
+            read.wait()
+            self._read[at] = None
+        numbers: NDArray[np.int32] = self._write[at]
+        return numbers
+
+    def run(self, announces: bool, plans: bool, cache_address: int) -> None:
+        """Announce a batch, then plan another, all or nothing, and carry out its moves: what was prepared.
 
         What was recorded holds for the memory of that time: the table of upcoming uses, and the cache.
         """
-        compiled = (announced is None or self._has_announced) and (planned is None or self._has_planned)
-        if self._recorder is None or not compiled:
+        self.is_broken = True
+        self._run(announces, plans, cache_address)
+        self.is_broken = False
+
+    def _run(self, announces: bool, plans: bool, cache_address: int) -> None:
+        kind = announces, plans
+        if self._recorder is None or kind not in self._compiled:
             with writable_state():
-                self._work(announced, planned)
+                self._work(announces, plans)
+            self._compiled.add(kind)
             return
         memory = (0 if self._upcoming is None else self._upcoming.generation, cache_address)
-        found = self._recordings.get((announced, planned))
+        found = self._recordings.get(kind)
         if found is None or found[0] != memory:
             with self._recorder.recording() as graph, writable_state():
-                self._work(announced, planned)
-            found = self._recordings[announced, planned] = (memory, graph)
+                self._work(announces, plans)
+            found = self._recordings[kind] = (memory, graph)
         found[1].replay()
 
-    def _work(self, announced: int | None, planned: int | None) -> None:
-        comes = None if announced is None else self.places[announced]
-        goes = None if planned is None else self.places[planned]
-        seat = None if planned is None else self.seats[self.seat_of(planned)]
-        self._fused.turn(self._ids, comes, goes, seat)
-        self._has_announced |= comes is not None
-        if seat is not None:
-            self._move(seat)
-            self._has_planned = True
+    def _work(self, announces: bool, plans: bool) -> None:
+        self._fused.turn(self._ids, announces, plans)
+        if plans and self._fused.moves is not None:
+            self._move(self._fused.moves)
+
+    def ran(self, mark: Mark) -> None:
+        """A turn was queued, and is done at the mark."""
+        self._read[self._turn % NUM_TURNS] = mark
+        self._turn += 1
 
     def plan_in(self, seat: int, batch: int, number: int, num_rows: int, looked_at_all: bool) -> Plan:
         """The plan in a seat, of a batch of at most so many rows."""
-        it = self.seats[seat]
+        it = self._plans[seat]
         return Plan(
             batch=batch,
             number=number,

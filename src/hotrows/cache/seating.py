@@ -58,7 +58,7 @@ class Seating:
         source = ids.pin_memory() if self._is_pageable(ids) else ids
         told = LateNumbers(ring.told[place])
         bad = LateBad(told, ids, part.columns, ring.num_lookups)
-        request = Request(ring.places[place].distinct, number, None, told, bad, describe, place)
+        request = Request(ring.waiting[place], number, None, told, bad, describe, place)
         made = (caller_mark(group.device),) if ids.is_cuda else ()
         self._announcement = Announcement(request, source, place, number, made)
         self._placed[place] = request
@@ -81,7 +81,7 @@ class Seating:
     def plan(self, request: Request) -> Flight | None:
         """Plan an announced batch in its seat, None where it has none that is free."""
         group, ring, place, number = self._group, self.ring, request.place, request.number
-        if ring is None or place is None or number is None:
+        if ring is None or ring.is_broken or place is None or number is None:
             return None
         seat = ring.seat_of(place)
         if seat in self._seated and not self._seated[seat].landed:
@@ -128,18 +128,16 @@ class Seating:
 
         def work() -> None:
             nonlocal made
-            announced = planned = None
             if announcement is not None:
-                announced = announcement.place
-                ring.prepare_announcement(announcement.ids, announced, announcement.number)
+                ring.prepare_announcement(announcement.ids, announcement.place, announcement.number)
             if how is not None:
-                planned = how[0]
                 made = ring.prepare_plan(*how)
-            ring.run(announced, planned, group.cache.data_ptr())
+            ring.run(announcement is not None, how is not None, group.cache.data_ptr())
 
         if announcement is not None:
             after = (*announcement.made, *after)
         mark = group.submit_turn(work, after)
+        ring.ran(mark)
         if announcement is not None:
             announcement.request.made = mark
             announcement.request.num_rows.arrives(mark)
@@ -161,7 +159,7 @@ class Seating:
         with writable_state():
             self.ring = Ring(
                 group.planner, part, ids.shape, ids.dtype, depth, window, group.store.num_rows, group.device,
-                lambda seat: group.move_in_ring(seat),
+                lambda moves: group.move_in_ring(moves),
             )  # fmt: skip
         caller_mark(group.device).wait()
         self._seated.clear()

@@ -11,6 +11,7 @@ from hotrows.ops.rows import LOOKUPS_PER_BLOCK, NO_ROW
 
 _NO_ROW = tl.constexpr(NO_ROW)
 _BLOCK, _NUM_WARPS = 1024, 4
+_ALIGNED = 16  # numbers
 # of columns that are sorted one by one
 MOST_SAMPLES = 4096
 PER_THREAD, MOST_WARPS = 4, 16  # ids of a thread, more where there are too few warps
@@ -18,10 +19,11 @@ PER_THREAD, MOST_WARPS = 4, 16  # ids of a thread, more where there are too few 
 
 @triton.jit(do_not_specialize=["num_lookups"])  # batches of another length must not be compiled for
 def _make_keys(
-    ids, columns, first_row, num_rows, keys, bad, num_lookups, num_features, stride,
+    ids, columns, first_row, num_rows, keys, bad, place, num_lookups, num_features, stride,
     LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The row of every id of a batch [B, F], or LAST and a note in `bad` where there is none."""
+    bad += tl.load(place) * 2
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < num_lookups
     feature = position % num_features
@@ -40,7 +42,7 @@ def _make_keys(
 
 @triton.jit(do_not_specialize=["num_samples"])
 def _sort_columns(
-    ids, columns, first_row, num_rows, column_order, bad, num_samples, num_features, stride,
+    ids, columns, first_row, num_rows, column_order, bad, place, num_samples, num_features, stride,
     ordered, sorted_order, firsts,
     LAST: tl.constexpr, BITS: tl.constexpr, PER_THREAD: tl.constexpr,
 ):  # fmt: skip
@@ -50,8 +52,9 @@ def _sort_columns(
     """
     BLOCK: tl.constexpr = 1 << BITS
     NO_ID: tl.constexpr = (1 << (63 - BITS)) - 1
-    place = tl.program_id(0)
-    feature = tl.load(column_order + place)
+    bad += tl.load(place) * 2
+    rank = tl.program_id(0)
+    feature = tl.load(column_order + rank)
     source = feature.to(tl.int64)
     if columns is not None:
         source = tl.load(columns + feature)
@@ -70,10 +73,10 @@ def _sort_columns(
     found = pair >> BITS
     before = tl.gather(found, tl.maximum(sample - 1, 0), 0)
     first = ((found != before) | (sample == 0)) & (found != NO_ID)
-    tl.store(firsts + place, tl.sum(first.to(tl.int32), 0))
+    tl.store(firsts + rank, tl.sum(first.to(tl.int32), 0))
     row = tl.where(found == NO_ID, LAST, found + tl.load(first_row + feature))
     lookup = (pair & (BLOCK - 1)).to(tl.int32) * num_features + feature
-    position = place.to(tl.int64) * num_samples + sample
+    position = rank.to(tl.int64) * num_samples + sample
     tl.store(ordered + position, row.to(ordered.dtype.element_ty), mask=inside)
     tl.store(sorted_order + position, lookup, mask=inside)
 
@@ -103,6 +106,7 @@ def _scatter(
     num_valid,
     bad,
     told,
+    place,
     num_lookups,
     num_blocks,
     per_block,
@@ -112,11 +116,23 @@ def _scatter(
     order,
     starts,
     block_rows,
+    stride,
+    block_stride,
     LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
     PER_BLOCK_ROW: tl.constexpr,
 ):
+    if place is not None:
+        at = tl.load(place).to(tl.int64)
+        bad += at * 2
+        told += at * 2
+        num += at * 2
+        rows += at * stride
+        inverse += at * stride
+        order += at * stride
+        starts += at * stride
+        block_rows += at * block_stride
     block = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     position = block.to(tl.int64) * per_block + lane
@@ -164,7 +180,7 @@ def distinct(rows: Tensor) -> tuple[Tensor, ...]:
         out[4].zero_()
         return out
     last = torch.iinfo(rows.dtype).max  # sorts lookups without a row behind all others
-    _of_keys(rows.masked_fill(rows < 0, last), None, None, out)
+    _of_keys(rows.masked_fill(rows < 0, last), None, None, None, out)
     return out
 
 
@@ -186,40 +202,46 @@ def distinct_ids(
     num_rows: Tensor,
     column_order: Tensor | None,
     key_dtype: torch.dtype,
-    bad: Tensor,
+    noted: Tensor,
     told: Tensor,
+    place: Tensor,
     out: tuple[Tensor, ...],
 ) -> None:
-    """The distinct rows of ids [B, F], into arrays made by `empty`.
+    """The distinct rows of ids [B, F], into one of several rows of arrays.
 
     Args:
         columns: int64 [f], which columns of ids to take; None for all.
         first_row, num_rows: int64 [f], where each feature's table begins, and its length.
         column_order: int32 [f], of the function of that name, to sort columns one by one; None to sort all together.
         key_dtype: int32 where all rows fit it.
-        bad: int32 [1], zero; becomes the number of lookups less the position of the first id without a row.
-        told: int32 [2], where the host reads the number of distinct rows, and `bad`.
+        noted: int32 [P, 2], zero; becomes the number of distinct rows, and the number of lookups less the position of
+            the first id without a row.
+        told: int32 [P, 2], where the host reads the same.
+        place: int32 [1], which of the P.
+        out: as from `distinct`, without the number of rows: [P, ...] each, made by `several`.
     """
     num_samples, stride = ids.shape
     num_features = first_row.numel()
     num_lookups = num_samples * num_features
     keys = torch.empty(num_lookups, dtype=key_dtype, device=ids.device)
     last = torch.iinfo(key_dtype).max
+    rows, *others = out
+    bad, out = noted.view(-1)[1:], (rows, noted, *others)
     if column_order is None:
         _make_keys[(triton.cdiv(num_lookups, _BLOCK),)](
-            ids, columns, first_row, num_rows, keys, bad, num_lookups, num_features, stride,
+            ids, columns, first_row, num_rows, keys, bad, place, num_lookups, num_features, stride,
             LAST=last, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
         )  # fmt: skip
-        _of_keys(keys, bad, told, out)
+        _of_keys(keys, bad, told, place, out)
         return
     bits = _bits(num_samples)
     num_warps = min(max((1 << bits) // (32 * PER_THREAD), 1), MOST_WARPS)
-    order, firsts = (bad.new_empty(length) for length in (num_lookups, num_features))
+    order, firsts = (noted.new_empty(length) for length in (num_lookups, num_features))
     _sort_columns[(num_features,)](
-        ids, columns, first_row, num_rows, column_order, bad, num_samples, num_features, stride, keys, order, firsts,
-        LAST=last, BITS=bits, PER_THREAD=max((1 << bits) // (32 * num_warps), 1), num_warps=num_warps,
+        ids, columns, first_row, num_rows, column_order, bad, place, num_samples, num_features, stride, keys, order,
+        firsts, LAST=last, BITS=bits, PER_THREAD=max((1 << bits) // (32 * num_warps), 1), num_warps=num_warps,
     )  # fmt: skip
-    _scatter_blocks(keys, order, firsts, None, bad, told, num_samples, 1 << bits, out)
+    _scatter_blocks(keys, order, firsts, None, bad, told, place, num_samples, 1 << bits, out)
 
 
 def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -229,12 +251,30 @@ def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
     return rows, *(torch.empty(length, dtype=torch.int32, device=device) for length in lengths)
 
 
+def several(num: int, num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Arrays for the answers to so many batches, [num, ...] each: rows, inverse, order, starts and block_rows.
+
+    Each answer is aligned as memory of its own is.
+    """
+
+    def made(length: int, dtype: torch.dtype) -> Tensor:
+        stride = triton.cdiv(length, _ALIGNED) * _ALIGNED
+        return torch.empty(num, stride, dtype=dtype, device=device)
+
+    each = num_lookups + 1  # of `starts`; one stride for all
+    blocks = triton.cdiv(num_lookups, LOOKUPS_PER_BLOCK)
+    lookups = [made(each, dtype) for dtype in (torch.int64, torch.int32, torch.int32, torch.int32)]
+    return *lookups, made(blocks, torch.int32)
+
+
 def _bits(num_samples: int) -> int:
     """Of the number of a sample, for `_sort_columns`."""
     return max((num_samples - 1).bit_length(), 5)
 
 
-def _of_keys(keys: Tensor, bad: Tensor | None, told: Tensor | None, out: tuple[Tensor, ...]) -> None:
+def _of_keys(
+    keys: Tensor, bad: Tensor | None, told: Tensor | None, place: Tensor | None, out: tuple[Tensor, ...]
+) -> None:
     num_lookups = keys.numel()
     ordered, order = torch.sort(keys, stable=True)
     num_blocks = triton.cdiv(num_lookups + 1, _BLOCK)  # the place of `num_valid` may be one past the end
@@ -243,7 +283,7 @@ def _of_keys(keys: Tensor, bad: Tensor | None, told: Tensor | None, out: tuple[T
         ordered, num_lookups, firsts, num_valid,
         LAST=torch.iinfo(keys.dtype).max, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
     )  # fmt: skip
-    _scatter_blocks(ordered, order, firsts, num_valid, bad, told, _BLOCK, _BLOCK, out)
+    _scatter_blocks(ordered, order, firsts, num_valid, bad, told, place, _BLOCK, _BLOCK, out)
 
 
 def _scatter_blocks(
@@ -253,6 +293,7 @@ def _scatter_blocks(
     num_valid: Tensor | None,
     bad: Tensor | None,
     told: Tensor | None,
+    place: Tensor | None,
     per_block: int,
     block: int,
     out: tuple[Tensor, ...],
@@ -261,7 +302,8 @@ def _scatter_blocks(
     num_blocks = firsts.numel()
     at_once = 2 * block  # were it one block, the two would have one layout, which costs 24 barriers
     _scatter[(num_blocks,)](
-        ordered, sorted_order, firsts, num_valid, bad, told, ordered.numel(), num_blocks, per_block, rows, num,
-        inverse, order, starts, block_rows, LAST=torch.iinfo(ordered.dtype).max, BLOCK=block, AT_ONCE=at_once,
-        PER_BLOCK_ROW=LOOKUPS_PER_BLOCK, num_warps=max(_NUM_WARPS * block // _BLOCK, 1),
+        ordered, sorted_order, firsts, num_valid, bad, told, place, ordered.numel(), num_blocks, per_block, rows, num,
+        inverse, order, starts, block_rows, rows.stride(0), block_rows.stride(0),
+        LAST=torch.iinfo(ordered.dtype).max, BLOCK=block, AT_ONCE=at_once, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK,
+        num_warps=max(_NUM_WARPS * block // _BLOCK, 1),
     )  # fmt: skip

@@ -14,12 +14,17 @@ from hotrows.ops.rows import NO_ROW, NO_SLOT
 
 _ERASED, _NO_ROW, _NO_SLOT = tl.constexpr(ERASED), tl.constexpr(NO_ROW), tl.constexpr(NO_SLOT)
 
-# Numbers that the host writes for each batch, int32.
+# Numbers that the host writes for each turn, int32: among them places and seats, so that one recording serves all.
 BATCH = tl.constexpr(0)  # running number of the plan
 OLDEST = tl.constexpr(1)  # the first plan in flight
-NUMBER = tl.constexpr(2)  # under which the batch is or was announced
+NUMBER = tl.constexpr(2)  # under which the planned batch was announced
 SCAN = tl.constexpr(3)  # the first slot to look at for victims, and how many slots
-NUM_NUMBERS = 8
+PLACE = tl.constexpr(5)  # where the planned batch waits
+SEAT = tl.constexpr(6)  # where its plan goes
+COMING = tl.constexpr(7)  # under which number another batch is announced
+COMING_PLACE = tl.constexpr(8)  # and where it will wait
+NUM_NUMBERS = 16
+ALIGNED = tl.constexpr(4)  # numbers from one seat's count to the next: aligned as memory of its own is
 
 # Numbers that the kernels of one plan add up, int32, zero before.
 MISSES = tl.constexpr(0)
@@ -60,18 +65,24 @@ def _next_use(uses, start):
     return start + exponent.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["num_zeroed"])
+@triton.jit(do_not_specialize=["num_zeroed", "num_turns"])
 def begin(
-    announced_on_host, announced_with, told, planned_on_host, planned_with, zeroed, num_zeroed,
-    NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
+    on_host, turn, num_turns, numbers, noted, zeroed, num_zeroed,
+    ANNOUNCES: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fetch the numbers of the batches of a turn from the host, and set to zero what is added up; one program."""
+    """Fetch the numbers of the next turn from the host, and set to zero what is added up; one program of one warp.
+
+    Args:
+        on_host: int32 [num_turns, NUMBERS], written by the host turn by turn. turn: int64 [1], how many there were.
+    """
+    now = tl.load(turn)
     each = tl.arange(0, NUMBERS)
-    if announced_on_host is not None:
-        tl.store(announced_with + each, tl.load(announced_on_host + each))
-        tl.store(told + tl.arange(0, 2), tl.zeros([2], tl.int32))
-    if planned_on_host is not None:
-        tl.store(planned_with + each, tl.load(planned_on_host + each))
+    found = tl.load(on_host + (now % num_turns) * NUMBERS + each)
+    tl.store(numbers + each, found)
+    tl.store(turn, now + 1)
+    if ANNOUNCES:
+        place = tl.sum(tl.where(each == COMING_PLACE, found, 0), 0)
+        tl.store(noted + place * 2 + tl.arange(0, 2), tl.zeros([2], tl.int32))
     if zeroed is not None:
         position = tl.arange(0, BLOCK)
         tl.store(zeroed + position, tl.zeros([BLOCK], tl.int32), mask=position < num_zeroed)
@@ -84,7 +95,7 @@ def _announce(
 ):  # fmt: skip
     """Note that a batch will need its rows: in the table of upcoming uses, and in the priority of cached ones."""
     count = tl.load(num)
-    number = tl.load(numbers + NUMBER)
+    number = tl.load(numbers + COMING)
     start = tl.program_id(0) * BLOCK
     while start < count:
         position = start + tl.arange(0, BLOCK)
@@ -127,40 +138,55 @@ def _look_up(
 
 @triton.jit(do_not_specialize=["num_cells", "num_up_cells"])
 def announce_and_look_up(
-    slot_of, keys, num_cells,
-    coming_rows, coming_num, coming_numbers, up_keys, up_uses, num_up_cells, priority,
-    rows, num, numbers, last_used, found, misses, sums,
-    DIRECT: tl.constexpr, NEEDED: tl.constexpr, BLOCK: tl.constexpr,
+    rows, noted, stride, numbers, slot_of, keys, num_cells,
+    up_keys, up_uses, num_up_cells, priority, last_used, found, misses, sums,
+    ANNOUNCES: tl.constexpr, PLANS: tl.constexpr, DIRECT: tl.constexpr, NEEDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Announce one batch, look up another: by programs of their own, beside each other. One may be missing.
 
     Neither reads what the other writes: the one writes priorities and upcoming uses, the other which slots are used.
     """
-    announces = tl.program_id(1) == 0
-    if coming_rows is not None:
-        if announces:
+    role = tl.program_id(1)
+    if ANNOUNCES:
+        if role == 0:
+            at = tl.load(numbers + COMING_PLACE).to(tl.int64)
             _announce(
-                coming_rows, coming_num, coming_numbers, slot_of, keys, num_cells, up_keys, up_uses, num_up_cells,
+                rows + at * stride, noted + at * 2, numbers, slot_of, keys, num_cells, up_keys, up_uses, num_up_cells,
                 priority, DIRECT, NEEDED, BLOCK,
             )  # fmt: skip
-        announces = tl.program_id(1) == 1  # the other programs look up
-    if rows is not None:  # noqa: SIM102 (this is known when it is compiled, the other is not)
-        if announces:
-            _look_up(rows, num, numbers, slot_of, keys, num_cells, last_used, found, misses, sums, DIRECT, BLOCK)
+        role -= 1
+    if PLANS:  # noqa: SIM102 (this is known when it is compiled, the other is not)
+        if role == 0:
+            at = tl.load(numbers + PLACE).to(tl.int64)
+            _look_up(
+                rows + at * stride, noted + at * 2, numbers, slot_of, keys, num_cells, last_used, found, misses, sums,
+                DIRECT, BLOCK,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_cells", "num_up_cells"])
 def place(
-    rows, starts, num, numbers, found, misses, sums, evictable, chosen,
+    rows, starts, noted, stride, numbers, found, misses, sums, evictable, chosen,
     slot_row, last_used, priority, seen, place_of,
     slot_of, keys, cell_of, num_cells, up_keys, up_uses, num_up_cells,
-    row_slots, move_slots, move_out, move_in,
+    row_slots, move_slots, move_out, move_in, slots_to_move, rows_to_move_out, rows_to_move_in,
     DIRECT: tl.constexpr, POLICY: tl.constexpr, NEEDED: tl.constexpr, MOST_FREQUENT: tl.constexpr,
     EXACTLY_SEEN: tl.constexpr, STEPS_BELOW: tl.constexpr, MOST_SEEN: tl.constexpr,
     BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Give every missing row one of the chosen slots, if there are enough; tell the index and the policy."""
-    count = tl.load(num)
+    """Give every missing row one of the chosen slots, if there are enough; tell the index and the policy.
+
+    The moves go to the seat, and to where they are carried out from.
+    """
+    at = tl.load(numbers + PLACE).to(tl.int64)
+    rows += at * stride
+    starts += at * stride
+    to = tl.load(numbers + SEAT).to(tl.int64) * stride
+    row_slots += to
+    move_slots += to
+    move_out += to
+    move_in += to
+    count = tl.load(noted + at * 2)
     batch = tl.load(numbers + BATCH)
     number = tl.load(numbers + NUMBER)
     fits = tl.load(sums + MISSES) <= tl.sum(tl.load(evictable + tl.arange(0, 256)), 0)
@@ -186,6 +212,9 @@ def place(
         tl.store(move_slots + rank, victim, mask=fresh)
         tl.store(move_out + rank, leaving, mask=fresh)
         tl.store(move_in + rank, row, mask=fresh)
+        tl.store(slots_to_move + rank, victim, mask=fresh)
+        tl.store(rows_to_move_out + rank, leaving, mask=fresh)
+        tl.store(rows_to_move_in + rank, row, mask=fresh)
         tl.atomic_add(sums + EVICTIONS, tl.sum(leaves.to(tl.int32), 0), sem="relaxed")
 
         # A row that leaves is none that comes: it is in the cache, those are not.
@@ -235,17 +264,32 @@ def place(
 
 @triton.jit(do_not_specialize=["num_lookups"])
 def spread(
-    rows, num, inverse, order, starts, block_rows, row_slots, sums, evictable,
-    slots_to, rows_to, num_to, inverse_to, order_to, starts_to, block_rows_to, num_moves, counts,
-    num_lookups, RESIDENT: tl.constexpr, PER_BLOCK_ROW: tl.constexpr, BLOCK: tl.constexpr,
+    rows, noted, inverse, order, starts, block_rows, row_slots, sums, evictable, numbers,
+    slots_to, rows_to, num_to, inverse_to, order_to, starts_to, block_rows_to, num_moves, num_to_move, counts,
+    num_lookups, stride, block_stride,
+    NUM_COUNTS: tl.constexpr, RESIDENT: tl.constexpr, PER_BLOCK_ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Slots of the lookups; and what training and the host want to know, where they will look for it.
 
     With RESIDENT, every row is on the device, in the slot of its own number.
     """
+    at, to = tl.load(numbers + PLACE).to(tl.int64), tl.load(numbers + SEAT).to(tl.int64)
+    rows += at * stride
+    inverse += at * stride
+    order += at * stride
+    starts += at * stride
+    block_rows += at * block_stride
+    row_slots += to * stride
+    slots_to += to * stride
+    rows_to += to * stride
+    inverse_to += to * stride
+    order_to += to * stride
+    starts_to += to * stride
+    block_rows_to += to * block_stride
+    counts += to * NUM_COUNTS
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < num_lookups
-    count = tl.load(num)
+    count = tl.load(noted + at * 2)
     unique = tl.load(inverse + position, mask=inside, other=-1)
     if RESIDENT:
         slot = tl.load(rows + unique, mask=unique >= 0, other=_NO_SLOT).to(tl.int32)
@@ -271,8 +315,10 @@ def spread(
             misses = tl.load(sums + MISSES)
             evictions = tl.load(sums + EVICTIONS)
             fits = (misses <= tl.sum(tl.load(evictable + tl.arange(0, 256)), 0)).to(tl.int32)
-        tl.store(num_to, count)
-        tl.store(num_moves, misses * fits)
+        tl.store(num_to + to * ALIGNED, count)
+        tl.store(num_moves + to * ALIGNED, misses * fits)
+        if num_to_move is not None:
+            tl.store(num_to_move, misses * fits)
         # the fields of Counts
         tl.store(counts + 0, tl.load(starts + num_lookups))
         tl.store(counts + 1, count)
