@@ -12,7 +12,8 @@ class Recorder:
     """Records graphs that are replayed one after the other, never at the same time, and so can share memory.
 
     Args:
-        priority: of the kernels, as for a stream. That of the stream in which they are replayed does not count.
+        priority: of the kernels, as for a stream. From PyTorch 2.10 on that of the stream in which they are replayed
+            does not count.
     """
 
     def __init__(self, device: torch.device, priority: int = 0) -> None:

@@ -101,7 +101,7 @@ class GraphedStep(Generic[B, T]):
 
     def _recording_for(self, leaves: list[Any], form: Any, flights: list[Flight]) -> "_Recording | None":
         if self._streams is not None:
-            self._streams.follow(current_stream(self._bags.device))  # also with what is written next
+            self._streams.follow(current_stream(self._bags.device))  # with new learning rates, and with the replay
         if not self._optimizers.are_as_noted():
             self._recordings.clear()
             self._recorder = None  # PyTorch gives up the memory of recordings with the last of them
@@ -282,7 +282,6 @@ class _Recording:
         answer = self._answers.next(stream)
         with caller_device(device):
             copied = self._bring(leaves)
-            streams.follow(stream)
             if copied is not None:
                 copied.hold(stream)
             self._bring_from_device(leaves)
