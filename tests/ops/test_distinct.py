@@ -102,7 +102,7 @@ SIZES = [50, 3, 2000, 1, 10**7] * 5 + [7]
 
 @pytest.mark.parametrize(
     ("num_samples", "num_features"),
-    [*product([1, 3, 64], [1, 3, 26]), *product([1000, 1024, 2048], [1, 3]), (1024, 26), (2048, 26), (4096, 1)],
+    [*product([1, 3, 64], [1, 3, 26]), *product([1000, 1024, 2048], [1, 3]), (1024, 26), (2048, 26)],
 )
 def test_columns_sorted_one_by_one(num_samples, num_features, device, random):
     tables = Tables.one_each(SIZES[:num_features])

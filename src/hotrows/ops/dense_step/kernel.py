@@ -1,8 +1,8 @@
 """Steps of dense optimizers in Triton: one launch for many tensors, cut into tiles.
 
-Multiply and add are contracted where PyTorch's fused kernels do so and nowhere else, division and root are exactly
-rounded: bits do not depend on how tensors are cut, and differ from PyTorch's in the last one at most, unless the power
-of a beta does, which is exactly rounded here.
+Multiply and add are contracted where PyTorch's fused Adam does so and nowhere else, division and root are exactly
+rounded: bits do not depend on how tensors are cut, and are PyTorch's unless the power of a beta differs in the last
+one, which is exactly rounded here. SGD is computed in float64, as in PyTorch.
 """
 
 import math
@@ -37,23 +37,27 @@ def _sgd_tile(
     weight_decay,
     momentum,
     dampening,
+    DECAYS: tl.constexpr,
     NESTEROV: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     FIRST_STEP: tl.constexpr,
 ):
-    old = tl.load(param, mask=mask)
+    # in float64 with what is kept rounded to float32, as PyTorch's kernel does it: its numbers are doubles
+    old = tl.load(param, mask=mask).to(tl.float64)
     change = tl.load(grad, mask=mask)
     if MAXIMIZE:
         change = -change
-    if weight_decay is not None:
-        change = tl.fma(old, weight_decay, change)
+    if DECAYS:
+        change = (change.to(tl.float64) + weight_decay * old).to(tl.float32)
     if buffer is not None:
         velocity = change
         if not FIRST_STEP:
-            velocity = tl.fma(tl.load(buffer, mask=mask), momentum, (1.0 - dampening) * change)
+            before = tl.load(buffer, mask=mask).to(tl.float64)
+            velocity = (momentum * before + (1.0 - dampening) * change.to(tl.float64)).to(tl.float32)
         tl.store(buffer, velocity, mask=mask)
-        change = tl.fma(velocity, momentum, change) if NESTEROV else velocity
-    tl.store(param, tl.fma(change, -lr, old), mask=mask)
+        ahead = (change.to(tl.float64) + momentum * velocity.to(tl.float64)).to(tl.float32)
+        change = ahead if NESTEROV else velocity
+    tl.store(param, (old - lr.to(tl.float64) * change.to(tl.float64)).to(tl.float32), mask=mask)
 
 
 @triton.jit
@@ -64,9 +68,10 @@ def _sgd(
     sizes,
     firsts,
     lr,
-    weight_decay,
-    momentum,
-    dampening,
+    weight_decay: tl.float64,
+    momentum: tl.float64,
+    dampening: tl.float64,
+    DECAYS: tl.constexpr,
     NESTEROV: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     FIRST_STEP: tl.constexpr,
@@ -83,11 +88,13 @@ def _sgd(
     rate = tl.load(lr)
     if begin + TILE <= size:  # without a mask, so that four elements are loaded at once
         _sgd_tile(
-            param, grad, buffer, None, rate, weight_decay, momentum, dampening, NESTEROV, MAXIMIZE, FIRST_STEP
+            param, grad, buffer, None, rate, weight_decay, momentum, dampening, DECAYS, NESTEROV, MAXIMIZE,
+            FIRST_STEP,
         )  # fmt: skip
     else:
         _sgd_tile(
-            param, grad, buffer, at < size, rate, weight_decay, momentum, dampening, NESTEROV, MAXIMIZE, FIRST_STEP
+            param, grad, buffer, at < size, rate, weight_decay, momentum, dampening, DECAYS, NESTEROV, MAXIMIZE,
+            FIRST_STEP,
         )  # fmt: skip
 
 
@@ -192,9 +199,10 @@ def sgd(
             sizes,
             firsts,
             lr,
-            None if weight_decay == 0 else weight_decay,
+            weight_decay,
             momentum,
             dampening,
+            DECAYS=weight_decay != 0,
             NESTEROV=nesterov,
             MAXIMIZE=maximize,
             FIRST_STEP=is_first_step,

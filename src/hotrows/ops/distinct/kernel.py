@@ -13,7 +13,7 @@ _NO_ROW = tl.constexpr(NO_ROW)
 _BLOCK, _NUM_WARPS = 1024, 4
 _ALIGNED = 16  # numbers
 # of columns that are sorted one by one
-MOST_SAMPLES = 4096
+MOST_SAMPLES = 2048
 PER_THREAD, MOST_WARPS = 4, 16  # ids of a thread, more where there are too few warps
 
 
