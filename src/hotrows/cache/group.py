@@ -25,7 +25,7 @@ from torch import Tensor
 from hotrows.cache.early_reads import EarlyRead, EarlyReads
 from hotrows.cache.flights import Contribution, Flight, LookupGrads, Request, Rows
 from hotrows.cache.id_columns import IdColumns
-from hotrows.cache.lanes import Lane, Mark, caller_mark, make_lanes, writable_state
+from hotrows.cache.lanes import Lane, Mark, caller_mark, have_passed, make_lanes, writable_state
 from hotrows.cache.late import LateNumbers, submit_counted
 from hotrows.cache.movers import Mover, ZeroCopy
 from hotrows.cache.planner import Counts, Placing, Plan, Planner
@@ -195,8 +195,9 @@ class RowGroup:
     def submit_turn(self, work: Callable[[], None], after: Iterable[Mark]) -> Mark:
         """One turn of the ring, which plans and moves: behind all of that before it."""
         last, self._last_move = self._last_move, None
-        waits = (*after, *(() if last is None else (last,)))
-        self.planned = self.plan_lane.submit(work, waits, recorded=True)
+        if last is not None:
+            after = (*after, last)
+        self.planned = self.plan_lane.submit(work, after, recorded=True)
         return self.planned
 
     def next_number(self) -> int:
@@ -206,8 +207,8 @@ class RowGroup:
 
     @property
     def oldest(self) -> int | None:
-        """The first plan in flight."""
-        return min(self._flights, default=None)
+        """The first plan in flight: they are put down in the order of their numbers."""
+        return next(iter(self._flights), None)
 
     def looks_everywhere(self, request: Request) -> bool:
         """Whether all slots must be looked at for a batch's victims: a part may be pinned, or was too small before."""
@@ -258,15 +259,16 @@ class RowGroup:
 
     def _plan(self, request: Request, placing: Placing, after: tuple[Mark, ...]) -> Flight:
         oldest = self.oldest
-        flight = self.seating.plan(request) if placing is Placing.ALL_OR_NOTHING else None
+        flight = self.seating.plan(request, oldest) if placing is Placing.ALL_OR_NOTHING else None
         if flight is None:
             flight = self._plan_freely(request, placing, after, oldest)
         self._flights[flight.plan.batch] = flight
         self._unsettled.append(flight)
         if placing is not Placing.NOTHING:
-            kept = flight.plan.batch if oldest is None else oldest
-            self._protected = {batch: num for batch, num in self._protected.items() if batch >= kept}
-            self._protected[flight.plan.batch] = flight.plan.row_slots.numel()
+            protected, kept = self._protected, flight.plan.batch if oldest is None else oldest
+            while protected and (first := next(iter(protected))) < kept:
+                del protected[first]
+            protected[flight.plan.batch] = flight.plan.row_slots.numel()
         return flight
 
     def _plan_freely(self, request: Request, placing: Placing, after: tuple[Mark, ...], oldest: int | None) -> Flight:
@@ -296,8 +298,10 @@ class RowGroup:
 
     def _settle_unmoved(self) -> None:
         """See to it that the moves of every plan are queued."""
-        if any(flight.moved is None for flight in self._unsettled):
-            self._settle_all()
+        for flight in self._unsettled:
+            if flight.moved is None:
+                self._settle_all()
+                return
 
     def _settle_all(self) -> None:
         while self._unsettled:
@@ -307,21 +311,21 @@ class RowGroup:
         flight = self._unsettled.popleft()
         counts = flight.counts = Counts(*flight.late.get())
         self.planner.settle(flight.plan, counts, flight.placing)
-        record_bytes = self._record_bytes
-        self.stats.bytes_in += (counts.placed + counts.overflow) * record_bytes
-        self.stats.bytes_out += counts.evictions * record_bytes
+        stats, record_bytes = self.stats, self._record_bytes
+        stats.bytes_in += (counts.placed + counts.overflow) * record_bytes
+        stats.bytes_out += counts.evictions * record_bytes
         if flight.placing is Placing.NOTHING:
-            self.stats.read_rows += counts.unique
+            stats.read_rows += counts.unique
         elif counts.fits:
-            self.stats.batches += 1
-            self.stats.lookups += counts.lookups
-            self.stats.unique += counts.unique
-            self.stats.hits += counts.hits
-            self.stats.misses += counts.misses
-            self.stats.evictions += counts.evictions
-            self.stats.overflow += counts.overflow
+            stats.batches += 1
+            stats.lookups += counts.lookups
+            stats.unique += counts.unique
+            stats.hits += counts.hits
+            stats.misses += counts.misses
+            stats.evictions += counts.evictions
+            stats.overflow += counts.overflow
         else:
-            self.stats.shrinks += flight.plan.looked_at_all
+            stats.shrinks += flight.plan.looked_at_all
             flight.request.failed = True
             self._flights.pop(flight.plan.batch)
             if flight.seat is not None:
@@ -420,11 +424,13 @@ class RowGroup:
         return flight.plan
 
     def _hold_caller(self, mark: Mark) -> None:
-        late, start = not mark.passed(), time.perf_counter()
+        if mark.passed():
+            mark.hold_caller()  # which raises where the moves failed
+            return
+        start = time.perf_counter()
         mark.hold_caller()
-        if late:
-            self.stats.stalls += 1
-            self.stats.stall_seconds += time.perf_counter() - start
+        self.stats.stalls += 1
+        self.stats.stall_seconds += time.perf_counter() - start
 
     def values_to_train(self, flight: Flight) -> tuple[Tensor, Tensor]:
         """Where a forward pass finds its rows: values [·, ≥ D], and for every lookup which of them, int32 [N]."""
@@ -640,7 +646,7 @@ class RowGroup:
         """Take note of what has happened meanwhile, without waiting for anything."""
         while self._abandoned:
             self.drop(self._abandoned.popleft())
-        while self._buried and all(mark.passed() for mark in self._buried[0][0]):
+        while self._buried and have_passed(self._buried[0][0]):
             self._buried.popleft()
         self.count_announced(wait=False)
         while self._unsettled and self._unsettled[0].moved is not None and self._unsettled[0].late.ready():

@@ -2,21 +2,30 @@
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrows.cache.lanes import Lane, Mark
 
 
 class LateNumbers:
-    """A small tensor on its way to the host. Make it inside `work` of a lane, then give it that lane's mark."""
+    """A small tensor on its way to the host. Make it inside `work` of a lane, then give it that lane's mark.
 
-    def __init__(self, numbers: Tensor) -> None:
+    Args:
+        numbers: a tensor, or what the kernels of a lane write on the host.
+        mark: when they are there, where that is known already.
+    """
+
+    __slots__ = ("_known", "_mark", "_numbers")
+
+    def __init__(self, numbers: Tensor | NDArray[np.int32], mark: Mark | None = None) -> None:
+        if isinstance(numbers, Tensor) and numbers.is_cuda:
+            on_host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
+            numbers = on_host.copy_(numbers, non_blocking=True)
         self._numbers = numbers
-        if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
-        self._mark: Mark | None = None
+        self._mark = mark
         self._known: list[int] | None = None
 
     def arrives(self, mark: Mark) -> None:
@@ -33,19 +42,24 @@ class LateNumbers:
             self._known = self._numbers.tolist()
         return self._known
 
+    def bad(self) -> list[int]:
+        """What is bad in a batch, as `Rows.bad`: the numbers themselves."""
+        return self.get()
 
-class LateBad:
-    """What is bad in a batch of ids, from [distinct rows, lookups less the position of the first bad one]."""
 
-    def __init__(self, told: LateNumbers, ids: Tensor, columns: Tensor | None, num_lookups: int) -> None:
-        self._told = told
+class LateTold(LateNumbers):
+    """What the ring tells of a batch of ids: [distinct rows, lookups less the position of the first bad one]."""
+
+    __slots__ = ("_columns", "_ids", "_num_lookups")
+
+    def __init__(self, told: NDArray[np.int32], ids: Tensor, columns: Tensor | None, num_lookups: int) -> None:
+        super().__init__(told)
         self._ids = ids
         self._columns = columns
         self._num_lookups = num_lookups
 
-    def get(self) -> list[int]:
-        """As `Rows.bad`."""
-        _, behind = self._told.get()
+    def bad(self) -> list[int]:
+        _, behind = self.get()
         if behind == 0:
             return [0, 0, 0]
         position = self._num_lookups - behind

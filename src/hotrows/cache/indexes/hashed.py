@@ -50,8 +50,8 @@ class HashIndex(Index):
         self.cell_of[nowhere] = cells.int()
 
     def maintain(self, most_replaced: int) -> None:
-        most = min(most_replaced, self.slots.num)
         num = self.slots.num
+        most = min(most_replaced, num)
         if self._erased > num // 2 or self._erased + self._most_pending + most > MOST_ERASED * num:
             with writable_state():
                 self.rebuild()
