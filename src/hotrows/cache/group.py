@@ -26,7 +26,7 @@ from hotrows.cache.early_reads import EarlyRead, EarlyReads
 from hotrows.cache.flights import Contribution, Flight, LookupGrads, Request, Rows
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Lane, Mark, caller_mark, have_passed, make_lanes, writable_state
-from hotrows.cache.late import LateNumbers, submit_counted
+from hotrows.cache.late import LateNumbers, send, submit_counted
 from hotrows.cache.movers import Mover, ZeroCopy
 from hotrows.cache.planner import Counts, Placing, Plan, Planner
 from hotrows.cache.resident import ResidentPlanner
@@ -90,7 +90,7 @@ class RowGroup:
         self.uses_ring = self.reason_against_ring() is None
         self._last_move: Mark | None = None
         # at most so many slots of each plan since the oldest in flight may not be taken, be it landed, or have failed
-        self._protected: dict[int, int] = {}
+        self._protected: deque[tuple[int, int]] = deque()
 
     def __del__(self) -> None:
         """Memory that streams still use must not go back to PyTorch, which would hand it out again."""
@@ -126,7 +126,7 @@ class RowGroup:
                 unique = self.numbering.of_distinct(named)
             if number is not None:
                 self.planner.announce(unique, number)
-            made.append((named.rows, unique, None if rows.bad is None else LateNumbers(rows.bad)))
+            made.append((named.rows, unique, None if rows.bad is None else send(rows.bad)))
             return unique.num
 
         late, mark = submit_counted(self.plan_lane, work, after=[caller_mark(self.device)])
@@ -232,7 +232,7 @@ class RowGroup:
     def surely_fits(self, request: Request) -> bool:
         """Whether a batch fits beside those in flight, for all the host knows."""
         oldest = min(self._flights, default=self.planner.batch + 1)
-        protected = sum(num for batch, num in self._protected.items() if batch >= oldest)
+        protected = sum(num for batch, num in self._protected if batch >= oldest)
         return protected + request.distinct.rows.numel() + self._num_pinned <= self.num_slots
 
     def settle(self, flight: Flight) -> bool:
@@ -265,10 +265,11 @@ class RowGroup:
         self._flights[flight.plan.batch] = flight
         self._unsettled.append(flight)
         if placing is not Placing.NOTHING:
-            protected, kept = self._protected, flight.plan.batch if oldest is None else oldest
-            while protected and (first := next(iter(protected))) < kept:
-                del protected[first]
-            protected[flight.plan.batch] = flight.plan.row_slots.numel()
+            batch, protected = flight.plan.batch, self._protected
+            protected.append((batch, flight.plan.row_slots.numel()))
+            kept = batch if oldest is None else oldest
+            while protected[0][0] < kept:
+                protected.popleft()
         return flight
 
     def _plan_freely(self, request: Request, placing: Placing, after: tuple[Mark, ...], oldest: int | None) -> Flight:
@@ -294,7 +295,7 @@ class RowGroup:
             return False
         if flight.placing is Placing.NOTHING or not self.planner.index.any_slot:
             return True
-        return sum(self._protected.values()) + self._num_pinned > self.num_slots
+        return sum(num for _, num in self._protected) + self._num_pinned > self.num_slots
 
     def _settle_unmoved(self) -> None:
         """See to it that the moves of every plan are queued."""
@@ -516,7 +517,7 @@ class RowGroup:
     def _land(self, flight: Flight) -> None:
         marks = [] if flight.used_up else [caller_mark(self.device)]
         if flight.used is not None:
-            marks.append(flight.used)
+            marks += (flight.used,)
         flight.landed = True
         if flight.seat is not None:
             self.seating.leave_seat(flight, marks)
@@ -649,14 +650,21 @@ class RowGroup:
         while self._buried and have_passed(self._buried[0][0]):
             self._buried.popleft()
         self.count_announced(wait=False)
-        while self._unsettled and self._unsettled[0].moved is not None and self._unsettled[0].late.ready():
+        while self._unsettled:
+            first = self._unsettled[0]
+            if first.moved is None or first.late.get_if_ready() is None:
+                return
             self._settle_first()
 
     def count_announced(self, wait: bool) -> None:
-        while self._uncounted and (wait or self._uncounted[0].num_rows.ready()):
-            request = self._uncounted.popleft()
+        while self._uncounted:
+            request = self._uncounted[0]
+            found = request.num_rows.get() if wait else request.num_rows.get_if_ready()
+            if found is None:
+                return
+            self._uncounted.popleft()
             if request.number is not None:
-                self.planner.counted(request.number, request.num_rows.get()[0])
+                self.planner.counted(request.number, found[0])
 
 
 def _do_nothing() -> None:

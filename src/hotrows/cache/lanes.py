@@ -81,6 +81,11 @@ class StreamMark:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
+    def renew(self, stream: torch.cuda.Stream) -> None:
+        """Be a later point, of this stream; for who shares the mark with nobody."""
+        self._passed = False
+        self._event.record(stream)
+
     def passed(self) -> bool:
         if not self._passed:
             self._passed = bool(self._event.query())  # type: ignore[no-untyped-call]

@@ -11,19 +11,16 @@ from hotrows.cache.lanes import Lane, Mark
 
 
 class LateNumbers:
-    """A small tensor on its way to the host. Make it inside `work` of a lane, then give it that lane's mark.
+    """A few numbers on their way to the host.
 
     Args:
-        numbers: a tensor, or what the kernels of a lane write on the host.
-        mark: when they are there, where that is known already.
+        numbers: on the host, where the work of a lane writes them.
+        mark: that lane's, behind this work; where it is not there yet, give it to `arrives`.
     """
 
     __slots__ = ("_known", "_mark", "_numbers")
 
     def __init__(self, numbers: Tensor | NDArray[np.int32], mark: Mark | None = None) -> None:
-        if isinstance(numbers, Tensor) and numbers.is_cuda:
-            on_host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
-            numbers = on_host.copy_(numbers, non_blocking=True)
         self._numbers = numbers
         self._mark = mark
         self._known: list[int] | None = None
@@ -31,8 +28,11 @@ class LateNumbers:
     def arrives(self, mark: Mark) -> None:
         self._mark = mark
 
-    def ready(self) -> bool:
-        return self._known is not None or (self._mark is not None and self._mark.passed())
+    def get_if_ready(self) -> list[int] | None:
+        """The numbers, None where they are not there yet."""
+        if self._known is None and self._mark is not None and self._mark.passed():
+            self._known = self._numbers.tolist()
+        return self._known
 
     def get(self) -> list[int]:
         """The numbers, waiting for them where they are not there yet."""
@@ -53,13 +53,13 @@ class LateTold(LateNumbers):
     __slots__ = ("_columns", "_ids", "_num_lookups")
 
     def __init__(self, told: NDArray[np.int32], ids: Tensor, columns: Tensor | None, num_lookups: int) -> None:
-        super().__init__(told)
+        self._numbers, self._mark, self._known = told, None, None
         self._ids = ids
         self._columns = columns
         self._num_lookups = num_lookups
 
     def bad(self) -> list[int]:
-        _, behind = self.get()
+        _, behind = self._known or self.get()
         if behind == 0:
             return [0, 0, 0]
         position = self._num_lookups - behind
@@ -67,9 +67,17 @@ class LateTold(LateNumbers):
         return [1, position, int(ids.flatten()[position])]
 
 
+def send(numbers: Tensor) -> LateNumbers:
+    """A small tensor on its way to the host. To be called inside `work` of a lane."""
+    if not numbers.is_cuda:
+        return LateNumbers(numbers)
+    on_host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
+    return LateNumbers(on_host.copy_(numbers, non_blocking=True))
+
+
 def submit_counted(lane: Lane, work: Callable[[], Tensor], after: Iterable[Mark] = ()) -> tuple[LateNumbers, Mark]:
     """Queue work on a lane and send the tensor it answers to the host."""
     late: list[LateNumbers] = []
-    mark = lane.submit(lambda: late.append(LateNumbers(work())), after)
+    mark = lane.submit(lambda: late.append(send(work())), after)
     late[0].arrives(mark)
     return late[0], mark

@@ -49,10 +49,11 @@ class Pipeline:
 
     def turn(self) -> tuple[Request, Flight | None]:
         """The next batch; its plan, or None if it must be planned on the spot because it does not fit the cache."""
-        self.finish()
+        if self._current is not None:
+            self.finish()
         self._turn += 1
         self._advance()
-        self._group.flush_announcement()
+        self._group.seating.flush_announcement()
         entry = self._coming.popleft()
         self._current = entry.request, entry.flight
         if self._group.early_reads is not None:
@@ -108,7 +109,8 @@ class Pipeline:
             if turn - self._changed >= patience:
                 self._reach, self._changed = self._reach + 1, turn
         # the batch whose turn it is, and `depth` more, are looked at; those after them will be
-        last = self._depth + (LAG_IN_RING if self._in_ring() else 1)
+        first = coming[0].flight if coming else None
+        last = self._depth + (1 if first is None or first.seat is None else LAG_IN_RING)
         for place, entry in enumerate(coming):
             if place > last:
                 return
@@ -124,9 +126,6 @@ class Pipeline:
                 looked_at_all = flight.plan.looked_at_all
                 if not self._look(entry) and looked_at_all and not self._let_last_go():
                     return
-
-    def _in_ring(self) -> bool:
-        return bool(self._coming) and self._coming[0].flight is not None and self._coming[0].flight.seat is not None
 
     def _look(self, entry: _Entry) -> bool:
         """See whether a plan fitted; where it did not, the batch has none again.

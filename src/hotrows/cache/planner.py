@@ -75,6 +75,7 @@ class Planner:
         self.policy = policy
         policy.bind(slots)
         self.num_slots = slots.num
+        self.counted = policy.counted  # called when the host has learned how many rows an announced batch has
         self.batch = 0
         self._scans = Scans(slots.num)
 
@@ -87,10 +88,6 @@ class Planner:
         """Take back what was announced."""
         if self.policy.looks_ahead:
             self.policy.withdraw(*self._find(distinct), distinct.num, number)
-
-    def counted(self, number: int, num_rows: int) -> None:
-        """The host has learned how many rows an announced batch has."""
-        self.policy.counted(number, num_rows)
 
     def next_scan(self, num_rows: int, everywhere: bool) -> Scan:
         """Where the next batch, of at most so many distinct rows, finds its victims."""

@@ -103,8 +103,9 @@ class Ring:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def suits(self, ids: Tensor, depth: int, window: int) -> bool:
+        """Whether a loop that looks so far ahead can have a place for these ids; without depth, none moves early."""
         fits = ids.shape == self._shape and ids.dtype == self._dtype
-        return fits and self.depth >= depth and self.window >= window and not self.is_broken
+        return fits and self.depth >= depth > 0 and self.window >= window and not self.is_broken
 
     def next_place(self) -> int:
         """The place for the next batch, whoever was there before."""
@@ -148,7 +149,7 @@ class Ring:
             start, length = planner.next_scan(num_rows, everywhere)
             looks_at_all = length == planner.num_slots
         first = batch if oldest is None else oldest
-        self._numbers[_PLANNED] = batch, first, number, start, length, place, self.seat_of(place)
+        self._numbers[_PLANNED] = batch, first, number, start, length, place, place % self.num_seats
         return batch, looks_at_all
 
     def run(self, announces: bool, plans: bool, cache_address: int) -> None:
@@ -168,17 +169,14 @@ class Ring:
                 self._work(announces, plans)
             self._compiled.add(kind)
         else:
-            self._recording_of(self._recorder, kind, cache_address).replay()
+            memory = (0 if self._upcoming is None else self._upcoming.generation, cache_address)
+            found = self._recordings.get(kind)
+            if found is None or found[0] != memory:
+                with self._recorder.recording() as graph, writable_state():
+                    self._work(announces, plans)
+                found = self._recordings[kind] = (memory, graph)
+            found[1].replay()
         self.is_broken = False
-
-    def _recording_of(self, recorder: Recorder, kind: tuple[bool, bool], cache_address: int) -> torch.cuda.CUDAGraph:
-        memory = (0 if self._upcoming is None else self._upcoming.generation, cache_address)
-        found = self._recordings.get(kind)
-        if found is None or found[0] != memory:
-            with recorder.recording() as graph, writable_state():
-                self._work(*kind)
-            found = self._recordings[kind] = (memory, graph)
-        return found[1]
 
     def _work(self, announces: bool, plans: bool) -> None:
         self._fused.turn(self._ids.target, announces, plans)

@@ -40,14 +40,17 @@ class Seating:
         self._seated: dict[int, Flight] = {}  # seat → who was last in it
         self._left: dict[int, list[Mark]] = {}  # seat → when who was last in it left
         self._announcement: _Announcement | None = None  # to be made with the next plan
+        self._on_cuda = group.device.type == "cuda"
         self._num_announced = 0
         self._pageable = True
 
     def announce(self, ids: Tensor, part: IdColumns, describe: Callable[[list[int]], str]) -> Request | None:
         """A place for a batch; None where it has no shape for a ring, or there is no place."""
-        group, ring = self._group, self._ring_for(ids, part)
-        if ring is None:
-            return None
+        group, ring = self._group, self.ring
+        if ring is None or not ring.suits(ids, *self.ahead):
+            ring = self._make_ring(ids, part)
+            if ring is None:
+                return None
         place = ring.next_place()
         if place in self._placed:
             return None
@@ -67,7 +70,7 @@ class Seating:
 
     def _is_pageable(self, ids: Tensor) -> bool:
         """Whether ids must be pinned, lest the host wait for their copy: asked now and then, because it takes long."""
-        if self._group.device.type != "cuda" or ids.is_cuda:
+        if not self._on_cuda or ids.is_cuda:
             return False
         if self._num_announced % ASK_EVERY == 0:
             self._pageable = not ids.is_pinned()
@@ -92,7 +95,8 @@ class Seating:
         before = self._seated.get(seat)
         if before is not None and not before.landed:
             return None
-        num_rows = request.num_rows.get()[0] if request.num_rows.ready() else ring.num_lookups
+        told = request.num_rows.get_if_ready()
+        num_rows = ring.num_lookups if told is None else told[0]
         how = (place, oldest, number, num_rows, group.looks_everywhere(request))
         after = tuple(group.released)
         mark, (batch, looked_at_all) = self._turn(how, (*self._left.get(seat, ()), *after))
@@ -153,11 +157,10 @@ class Seating:
             group.bury(ids, mark)
         return mark, made
 
-    def _ring_for(self, ids: Tensor, part: IdColumns) -> "Ring | None":
+    def _make_ring(self, ids: Tensor, part: IdColumns) -> "Ring | None":
+        """One for batches of this shape; None where there can be none now."""
         group = self._group
         depth, window = self.ahead
-        if self.ring is not None and depth > 0 and self.ring.suits(ids, depth, window):
-            return self.ring
         if ids.numel() == 0 or depth == 0:
             return None  # without depth, rows move at their batch's turn; those of the ring move before
         from hotrows.cache.ring import Ring

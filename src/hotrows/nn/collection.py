@@ -22,6 +22,8 @@ from hotrows.stores.memory import available_host_memory, require_memory
 from hotrows.stores.row_order import RowOrder
 from hotrows.table import Table
 
+_ID_TYPES = (torch.int64, torch.int32)
+
 
 class EmbeddingBagCollection(CachedModule):
     """Many embedding tables whose rows live in host memory, with one cache of them on the device.
@@ -144,7 +146,7 @@ class EmbeddingBagCollection(CachedModule):
         shape = ids.shape
         if len(shape) != 2 or shape[1] != len(self.features):
             raise ValueError(f"ids are {list(ids.shape)}, give [B, {len(self.features)}]: one column per feature")
-        if ids.dtype not in (torch.int64, torch.int32):
+        if ids.dtype not in _ID_TYPES:
             raise ValueError(f"ids are {ids.dtype}, give int64 (or int32)")
         return [self._single(ids, part) for part in self._parts]
 

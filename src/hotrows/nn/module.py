@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -63,10 +64,13 @@ def _same(old: Tensor, version: int, new: Tensor) -> bool:
     return old.device.type == new.device.type == "cpu" and _versions([old]) == [version] and torch.equal(old, new)
 
 
+_version = attrgetter("_version")
+
+
 def _versions(tensors: list[Tensor]) -> list[int]:
     """Count the changes in place; PyTorch does not count those of inference tensors."""
     try:
-        return [tensor._version for tensor in tensors]
+        return [*map(_version, tensors)]
     except RuntimeError:  # which says so; to ask each of them takes longer
         return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
 

@@ -10,8 +10,6 @@ from torch.utils import _pytree as pytree
 
 def take_apart(batch: Any) -> tuple[list[Any], Any]:
     """Tensors and other values of a batch, and its form."""
-    if isinstance(batch, Tensor):
-        return [batch], Tensor
     kind = type(batch)
     if isinstance(batch, tuple):
         for part in batch:
@@ -19,6 +17,8 @@ def take_apart(batch: Any) -> tuple[list[Any], Any]:
                 break
         else:
             return list(batch), kind
+    if isinstance(batch, Tensor):
+        return [batch], Tensor
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type) and kind not in pytree.SUPPORTED_NODES:
         names = [field.name for field in dataclasses.fields(batch)]
         pytree.register_pytree_node(

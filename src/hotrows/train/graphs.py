@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from hotrows.cache.flights import Flight
 from hotrows.cache.from_host import CopiesFromHost
 from hotrows.cache.group import RowGroup
-from hotrows.cache.lanes import Mark, ReusedMark, caller_mark, current_stream, spare_events
+from hotrows.cache.lanes import Mark, ReusedMark, StreamMark, caller_mark, current_stream, spare_events
 from hotrows.cache.recording import Recorder
 from hotrows.nn.lookups import on_device
 from hotrows.nn.module import Ahead, CachedModule
@@ -75,6 +75,7 @@ class GraphedStep(Generic[B, T]):
         self.num_replayed = 0
         self.num_as_it_stands = 0
         self._optimizers = DenseOptimizers()
+        self._on_cuda = bags.device.type == "cuda"
         self._num_warm = 0
         self._num_recorded = 0
         self._recordings: dict[Any, _Recording] = {}
@@ -84,7 +85,7 @@ class GraphedStep(Generic[B, T]):
         self.reason = next((reason for reason in reasons if reason is not None), None)
 
     def __call__(self, batch: B) -> T:
-        if self._bags.device.type != "cuda":
+        if not self._on_cuda:
             self.num_as_it_stands += 1
             return self._step(batch)
         leaves, form = take_apart(batch)
@@ -200,10 +201,6 @@ class _Streams:
         self._callers, self._last = stream, ReusedMark(stream, self._events)
         return self._last
 
-    def copied(self) -> ReusedMark:
-        """The point behind what was copied."""
-        return ReusedMark(self.copying, self._events)
-
 
 class _Recording:
     """The step on fixed memory: that of one seat in each group's ring, and copies of the batch's other tensors."""
@@ -236,7 +233,7 @@ class _Recording:
         self._parts = [_Part(group, bags.device) for group in bags.groups]
         self._answers = Answers()
         self._kept: list[Tensor] = []
-        self._copied: ReusedMark | None = None
+        self._copied = StreamMark(streams.copying)  # nobody else has it
         stand_ins = [leaf for leaf, stands_in in zip(inputs, is_ids, strict=True) if stands_in]
         with recorder.recording() as self._graph:
             # beside the first kernels, not before them
@@ -261,35 +258,26 @@ class _Recording:
         """A graph that is still queued reads pinned memory, which must not be handed out again."""
         if hasattr(self, "_done") and not sys.is_finalizing():
             self._done.wait()
-            if self._copied is not None:  # and was not replayed
-                self._copied.wait()
+            self._copied.wait()  # also what was not replayed
 
     def suits(self, leaves: list[Any], form: Any) -> bool:
         """Whether this is a recording of the step on such a batch, with memory that is still there."""
         if form != self._form or not self._kinds.are_of(leaves):
             return False
         for part in self._parts:  # noqa: SIM110  (takes longer)
-            if not part.is_where_it_was():
+            if part.memory != _memory(part.group):
                 return False
         return True
 
     def replay(self, leaves: list[Any], flights: list[Flight | None], stream: torch.cuda.Stream) -> Any:
         """Train on a batch, in the current stream of the bags' device."""
+        if torch._C._cuda_getDevice() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self.replay(leaves, flights, stream)
         # What the host writes next, the last replay has read: it was of a batch that had this seat before, and the
         # plan that took the seat waited for it. Unless it was of this batch.
         self._done.wait()
         answer = self._answers.next(stream)
-        if torch._C._cuda_getDevice() == self._device.index:
-            self._launch(leaves, flights, stream)
-        else:
-            with torch.cuda.device(self._device):
-                self._launch(leaves, flights, stream)
-        for flight, part in zip(flights, self._parts, strict=True):
-            assert flight is not None
-            part.group.note_use(flight, self._done)
-        return answer
-
-    def _launch(self, leaves: list[Any], flights: list[Flight | None], stream: torch.cuda.Stream) -> None:
         on_device = self._bring(leaves, stream)
         if on_device:
             owns, given = zip(*on_device, strict=True)
@@ -300,6 +288,10 @@ class _Recording:
             part.next_step()
         self._graph.replay()
         self._done = self._streams.replayed(stream)
+        for flight, part in zip(flights, self._parts, strict=True):
+            assert flight is not None
+            part.group.note_use(flight, self._done)
+        return answer
 
     def _bring(self, leaves: list[Any], stream: torch.cuda.Stream) -> list[tuple[Tensor, Tensor]]:
         """Copy the batch from the host to where the recording looks for it, while earlier batches train.
@@ -319,7 +311,7 @@ class _Recording:
                 kept.append(leaf)
                 own.copy(leaf, self._streams.copying)
         if kept:
-            self._copied = self._streams.copied()
+            self._copied.renew(self._streams.copying)
             self._copied.hold_caller(stream)
         return on_device
 
@@ -330,22 +322,20 @@ class _Part:
     def __init__(self, group: RowGroup, device: torch.device) -> None:
         assert group.optimizer is not None
         self.group = group
-        self._memory = _memory(group)
+        self.memory = _memory(group)
         self._rule = group.optimizer.rule
         count = len(numbers(self._rule, group.optimizer.hyper(1)))
         self.pinned = torch.zeros(count, dtype=torch.float32, pin_memory=True)
         self.on_device = torch.zeros(count, dtype=torch.float32, device=device)
         self._write = self.pinned.numpy()
-        self._written: list[float] = []
-
-    def is_where_it_was(self) -> bool:
-        return self._memory == _memory(self.group)
+        self._hyper: tuple[float, ...] | None = None  # of which the numbers are there
 
     def next_step(self) -> None:
-        now = numbers(self._rule, self.group.next_step())
-        if now != self._written:
+        hyper = self.group.next_step()
+        if hyper != self._hyper:
             # the recording was replayed last for a batch whose seat has been taken again, so it has read the old ones
-            self._write[:] = self._written = now
+            self._write[:] = numbers(self._rule, hyper)
+            self._hyper = hyper
 
 
 def _memory(group: RowGroup) -> tuple[int, int]:

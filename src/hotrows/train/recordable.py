@@ -105,13 +105,13 @@ class _Noted:
             if param in self._state
         ]
         # all there is: also kept so that nothing else gets the identity of a part
-        self._everything, self._addresses = _everything(optimizer)
+        self._objects, *self._facts = _everything(optimizer)
 
     def holds(self) -> bool:
         """Asked at every step, so written for speed: nearly always it is untouched."""
-        objects, addresses = _everything(self._optimizer)
-        noted = self._everything
-        is_untouched = addresses == self._addresses and len(objects) == len(noted) and all(map(is_, objects, noted))
+        objects, *facts = _everything(self._optimizer)
+        noted = self._objects
+        is_untouched = facts == self._facts and len(objects) == len(noted) and all(map(is_, objects, noted))
         return is_untouched or self._holds_still()
 
     def _holds_still(self) -> bool:
@@ -141,29 +141,29 @@ class _Noted:
         return True
 
 
-def _everything(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any]]:
-    """All objects that an optimizer consists of; its parameters' addresses, and whether they train."""
+def _everything(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any], list[int], list[bool]]:
+    """All objects that an optimizer consists of, and their names; where its parameters are, and whether they train."""
     objects: list[Any] = [optimizer.state]
-    addresses: list[Any] = []
-    objects += optimizer.param_groups
+    names: list[Any] = []
+    addresses: list[int] = []
+    train: list[bool] = []
     for group in optimizer.param_groups:
         params = group["params"]
-        objects += group
+        objects += (group,)
         objects += group.values()
         objects += params
+        names += group
         addresses += map(Tensor.data_ptr, params)
-        addresses += map(_trains, params)
-    states = optimizer.state.values()
-    objects += optimizer.state
-    objects += states
-    for state in states:
+        train += map(_requires_grad, params)
+    for param, state in optimizer.state.items():
+        objects += (param, state)
         if isinstance(state, dict):
-            objects += state
             objects += state.values()
-    return objects, addresses
+            names += state
+    return objects, names, addresses, train
 
 
-_trains = attrgetter("requires_grad")
+_requires_grad = attrgetter("requires_grad")
 
 
 def _identities(params: list[Tensor]) -> tuple[list[int], list[int], list[bool]]:
