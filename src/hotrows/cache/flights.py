@@ -70,11 +70,11 @@ class Flight:
     late: LateNumbers
     planned: Mark
     after: tuple[Mark, ...]
-    counts: Counts | None = None
     moved: Mark | None = None
+    seat: int | None = None  # in the ring
+    counts: Counts | None = None
     used: Mark | None = None  # by a backward pass
     used_up: bool = False  # nothing uses it after `used`
-    seat: int | None = None  # in the ring
     holds: int = 1
     landed: bool = False
     early: EarlyRead | None = None  # what its batch reads in place of the records

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cache
 
 import torch
@@ -41,8 +40,11 @@ class CopiesFromHost:
             )
 
     def _copy_as_pytorch(self, source: Tensor, stream: torch.cuda.Stream | None) -> None:
-        with nullcontext() if stream is None else torch.cuda.stream(stream):
+        if stream is None:
             self.target.copy_(source, non_blocking=True)
+        else:
+            with torch.cuda.stream(stream):
+                self.target.copy_(source, non_blocking=True)
 
 
 @cache

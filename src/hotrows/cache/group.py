@@ -312,19 +312,20 @@ class RowGroup:
         flight = self._unsettled.popleft()
         counts = flight.counts = Counts(*flight.late.get())
         self.planner.settle(flight.plan, counts, flight.placing)
+        lookups, unique, hits, misses, placed, evictions, overflow, fits = counts
         stats, record_bytes = self.stats, self._record_bytes
-        stats.bytes_in += (counts.placed + counts.overflow) * record_bytes
-        stats.bytes_out += counts.evictions * record_bytes
+        stats.bytes_in += (placed + overflow) * record_bytes
+        stats.bytes_out += evictions * record_bytes
         if flight.placing is Placing.NOTHING:
-            stats.read_rows += counts.unique
-        elif counts.fits:
+            stats.read_rows += unique
+        elif fits:
             stats.batches += 1
-            stats.lookups += counts.lookups
-            stats.unique += counts.unique
-            stats.hits += counts.hits
-            stats.misses += counts.misses
-            stats.evictions += counts.evictions
-            stats.overflow += counts.overflow
+            stats.lookups += lookups
+            stats.unique += unique
+            stats.hits += hits
+            stats.misses += misses
+            stats.evictions += evictions
+            stats.overflow += overflow
         else:
             stats.shrinks += flight.plan.looked_at_all
             flight.request.failed = True
@@ -338,9 +339,9 @@ class RowGroup:
             flight.request.distinct = flight.plan.distinct
         if flight.moved is None:
             self._move(flight)
-            if counts.overflow:
+            if overflow:
                 try:
-                    self._reserve_overflow(counts.overflow)
+                    self._reserve_overflow(overflow)
                 except BaseException:
                     self.drop(flight)  # its rows are where the index says; only the copies could not be made
                     raise

@@ -99,9 +99,11 @@ class Pipeline:
         """Look at plans made some turns ago; plan the batch whose turn it is, and more ahead of theirs."""
         coming, turn = self._coming, self._turn
         for entry in coming:
+            if entry.seen:
+                continue
             if entry.flight is None:
                 break
-            if not entry.seen and entry.turn <= turn - (1 if entry.flight.seat is None else LAG_IN_RING):
+            if entry.turn <= turn - (1 if entry.flight.seat is None else LAG_IN_RING):
                 self._look(entry)
         if self._reach < self._full:
             # where little is planned ahead, there is more to win than a plan made in vain costs
@@ -112,9 +114,9 @@ class Pipeline:
         first = coming[0].flight if coming else None
         last = self._depth + (1 if first is None or first.seat is None else LAG_IN_RING)
         for place, entry in enumerate(coming):
-            if place > last:
-                return
-            if place > self._reach and entry.flight is None and not self._group.surely_fits(entry.request):
+            if place > 0 and entry.flight is not None:
+                continue
+            if place > last or (place > self._reach and not self._group.surely_fits(entry.request)):
                 return
             if place == 0 and entry.flight is not None and not entry.seen:
                 self._look(entry)

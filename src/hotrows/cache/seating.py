@@ -102,7 +102,7 @@ class Seating:
         mark, (batch, looked_at_all) = self._turn(how, (*self._left.get(seat, ()), *after))
         plan = ring.plan_in(seat, batch, number, num_rows, looked_at_all)
         late = LateNumbers(ring.counts[seat], mark)
-        flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, moved=mark, seat=seat)
+        flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, mark, seat)
         self._seated[seat] = flight
         return flight
 

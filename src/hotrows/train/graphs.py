@@ -302,13 +302,14 @@ class _Recording:
             What the caller has on the device already, behind where it must go.
         """
         on_device: list[tuple[Tensor, Tensor]] = []
-        self._kept = kept = []  # until the next replay, which waits for this one
+        kept: list[Tensor] = []
+        self._kept = kept  # until the next replay, which waits for this one
         for place, own in self._brought:
             leaf: Tensor = leaves[place]
             if leaf.is_cuda:
                 on_device.append((own.target, leaf))
             else:
-                kept.append(leaf)
+                kept += (leaf,)
                 own.copy(leaf, self._streams.copying)
         if kept:
             self._copied.renew(self._streams.copying)
