@@ -1,11 +1,12 @@
 """A linear layer and its ReLU: kernels, forward and gradients, against the reference in double precision."""
 
+import ctypes
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from hotrows.ops.linear import kernel, linear, reference
+from hotrows.ops.linear import kernel, linear, reference, room
 from hotrows.ops.linear.padding import aligned
 
 SHAPES = [  # B, K, N
@@ -377,3 +378,25 @@ def test_compiles(num_inputs, num_outputs, random):
     found = run(torch.compile(linear, backend="aot_eager"), *given, True)
     for our, their in zip(found, expected, strict=True):
         torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_products_leave_room_and_nothing_else_does():
+    def target() -> int:
+        found = ctypes.c_int(-1)
+        room._cublas().cublasGetSmCountTarget(ctypes.c_void_p(torch.cuda.current_blas_handle()), ctypes.byref(found))
+        return found.value
+
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    before = target()
+    with room.with_room(torch.zeros(1, device="cuda")):
+        assert target() == count - room.FREE
+        with pytest.raises(RuntimeError), room.with_room(torch.zeros(1, device="cuda")):
+            raise RuntimeError
+        assert target() == count - room.FREE
+    assert target() == before
+
+
+def test_without_a_gpu_there_is_no_room_to_leave():
+    with room.with_room(torch.zeros(1)):
+        pass

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hotrows.ops.linear.padding import aligned, whole_rows
+from hotrows.ops.linear.room import with_room
 
 # What may be tuned: benchmarks/micro/linear.py compares.
 SUM_ROWS = 32  # of the tile that a program of the backward pass takes at a time
@@ -416,6 +417,7 @@ def _parts(num_rows: int, rows: int, blocks: int) -> tuple[int, int]:
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """Of two matrices, written as float32 where that is asked for: rounded once, and no pass more."""
-    if left.is_cuda and dtype == torch.float32 and left.dtype != dtype:
-        return torch.mm(left, right, out_dtype=dtype)
-    return torch.mm(left, right)
+    with with_room(left):
+        if left.is_cuda and dtype == torch.float32 and left.dtype != dtype:
+            return torch.mm(left, right, out_dtype=dtype)
+        return torch.mm(left, right)
