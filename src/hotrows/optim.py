@@ -97,6 +97,9 @@ class RowOptimizer(torch.optim.Optimizer):
     def _number(self, name: str) -> float:
         return float(self.param_groups[0][name])
 
+    def _numbers(self, *names: str) -> tuple[float, ...]:
+        return (*map(float, map(self.param_groups[0].__getitem__, names)),)
+
 
 def _check(kind: str, **numbers: float) -> None:
     for name, value in numbers.items():
@@ -114,7 +117,7 @@ class SGD(RowOptimizer):
         super().__init__(lr=lr, weight_decay=weight_decay)
 
     def hyper(self, step: int) -> tuple[float, ...]:
-        return self._number("lr"), self._number("weight_decay")
+        return self._numbers("lr", "weight_decay")
 
 
 class Adagrad(RowOptimizer):
@@ -133,7 +136,8 @@ class Adagrad(RowOptimizer):
         return (StateField("sum", first_value=self._number("initial_accumulator_value")),)
 
     def hyper(self, step: int) -> tuple[float, ...]:
-        return self._number("lr") / (1 + (step - 1) * self._number("lr_decay")), self._number("eps")
+        lr, decay, eps = self._numbers("lr", "lr_decay", "eps")
+        return lr / (1 + (step - 1) * decay), eps
 
 
 class RowWiseAdagrad(RowOptimizer):
@@ -150,7 +154,7 @@ class RowWiseAdagrad(RowOptimizer):
         return (StateField("sum", per_row=True, first_value=self._number("initial_accumulator_value")),)
 
     def hyper(self, step: int) -> tuple[float, ...]:
-        return self._number("lr"), self._number("eps")
+        return self._numbers("lr", "eps")
 
 
 class Adam(RowOptimizer):

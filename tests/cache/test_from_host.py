@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from hotrows.cache.from_host import copy_from_host
+from hotrows.cache.from_host import CopiesFromHost
 
 
+@pytest.mark.parametrize("in_stream", [False, True])
 @pytest.mark.parametrize("kind", ["as it is", "pinned", "with gaps", "of another type", "on the device", "empty"])
-def test_copies(kind, device):
+def test_copies(kind, in_stream, device):
     source = torch.randperm(26 * 300).view(300, 26)[: 0 if kind == "empty" else 300]
     expected = source.clone()
     if kind == "pinned" and device.type == "cuda":
@@ -19,5 +20,10 @@ def test_copies(kind, device):
     if kind == "on the device":
         source = source.to(device)
     target = torch.full((len(expected), 26), -1, device=device)
-    copy_from_host(target, source)
+    stream = torch.cuda.Stream() if in_stream and device.type == "cuda" else None
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream())
+    CopiesFromHost(target).copy(source, stream)
+    if stream is not None:
+        stream.synchronize()
     assert torch.equal(target.cpu(), expected)

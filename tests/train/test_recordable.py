@@ -49,7 +49,20 @@ def test_a_scheduler_fills_the_noted_rate(optimizer, noted):
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize("change", ["state", "momentum", "group", "memory", "fresh state"])
+def test_an_equal_number_changes_nothing(optimizer, noted):
+    group = optimizer.param_groups[0]
+    group["momentum"] = float(str(group["momentum"]))
+    group["initial_lr"] = 0.1  # a scheduler's
+    assert noted.are_as_noted()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "state", "momentum", "group", "memory", "fresh state", "another parameter", "one parameter less", "frozen",
+        "number missing", "state missing", "part renamed", "momentum a tensor",
+    ],
+)  # fmt: skip
 def test_what_a_recording_does_not_survive(optimizer, noted, change):
     param = optimizer.param_groups[0]["params"][0]
     if change == "state":
@@ -58,6 +71,21 @@ def test_what_a_recording_does_not_survive(optimizer, noted, change):
         optimizer.param_groups[0]["momentum"] = 0.5
     elif change == "group":
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    elif change == "another parameter":
+        optimizer.param_groups[0]["params"][0] = torch.nn.Parameter(torch.ones(3))
+    elif change == "one parameter less":
+        optimizer.param_groups[0]["params"].pop()
+    elif change == "frozen":
+        param.requires_grad_(False)
+    elif change == "number missing":
+        del optimizer.param_groups[0]["momentum"]
+    elif change == "momentum a tensor":
+        optimizer.param_groups[0]["momentum"] = torch.tensor(0.9)
+    elif change == "state missing":
+        del optimizer.state[param]
+    elif change == "part renamed":
+        state = optimizer.state[param]
+        state["buffer"] = state.pop("momentum_buffer")
     elif change == "memory":
         param.data = torch.ones(3)
     else:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hotrows.cache.early_reads import EarlyRead
 from hotrows.cache.lanes import Mark
-from hotrows.cache.late import LateBad, LateNumbers
+from hotrows.cache.late import LateNumbers
 from hotrows.cache.planner import Counts, Placing, Plan
 from hotrows.errors import BadIdError
 from hotrows.ops.add_up import add_up
@@ -36,7 +36,7 @@ class Request:
     number: int | None  # under which it was announced to the policy
     made: Mark | None  # None: not yet on its way
     num_rows: LateNumbers
-    bad: LateNumbers | LateBad | None
+    bad: LateNumbers | None  # what is, if anything
     describe: Callable[[list[int]], str] | None
     place: int | None = None  # in the ring, until it is planned for good
     named: Tensor | None = None  # its rows numbered table after table, where the store has them in another order
@@ -54,21 +54,10 @@ class Request:
         """Raise if the batch is bad; waits for the planning lane to have looked at it."""
         if self.bad is not None and not self.checked:
             self.checked = True
-            found = self.bad.get()
+            found = self.bad.bad()
             if found[0] != NOTHING_BAD:
                 assert self.describe is not None
                 raise BadIdError(self.describe(found))
-
-
-@dataclass(slots=True)
-class Announcement:
-    """A batch that is to be announced by the ring."""
-
-    request: Request
-    ids: Tensor
-    place: int
-    number: int
-    made: tuple[Mark, ...]  # when the ids are there
 
 
 @dataclass(slots=True)
@@ -81,11 +70,11 @@ class Flight:
     late: LateNumbers
     planned: Mark
     after: tuple[Mark, ...]
-    counts: Counts | None = None
     moved: Mark | None = None
+    seat: int | None = None  # in the ring
+    counts: Counts | None = None
     used: Mark | None = None  # by a backward pass
     used_up: bool = False  # nothing uses it after `used`
-    seat: int | None = None  # in the ring
     holds: int = 1
     landed: bool = False
     early: EarlyRead | None = None  # what its batch reads in place of the records

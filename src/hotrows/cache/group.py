@@ -25,8 +25,8 @@ from torch import Tensor
 from hotrows.cache.early_reads import EarlyRead, EarlyReads
 from hotrows.cache.flights import Contribution, Flight, LookupGrads, Request, Rows
 from hotrows.cache.id_columns import IdColumns
-from hotrows.cache.lanes import Lane, Mark, caller_mark, make_lanes, writable_state
-from hotrows.cache.late import LateNumbers, submit_counted
+from hotrows.cache.lanes import Lane, Mark, caller_mark, have_passed, make_lanes, writable_state
+from hotrows.cache.late import LateNumbers, send, submit_counted
 from hotrows.cache.movers import Mover, ZeroCopy
 from hotrows.cache.planner import Counts, Placing, Plan, Planner
 from hotrows.cache.resident import ResidentPlanner
@@ -90,7 +90,7 @@ class RowGroup:
         self.uses_ring = self.reason_against_ring() is None
         self._last_move: Mark | None = None
         # at most so many slots of each plan since the oldest in flight may not be taken, be it landed, or have failed
-        self._protected: dict[int, int] = {}
+        self._protected: deque[tuple[int, int]] = deque()
 
     def __del__(self) -> None:
         """Memory that streams still use must not go back to PyTorch, which would hand it out again."""
@@ -126,7 +126,7 @@ class RowGroup:
                 unique = self.numbering.of_distinct(named)
             if number is not None:
                 self.planner.announce(unique, number)
-            made.append((named.rows, unique, None if rows.bad is None else LateNumbers(rows.bad)))
+            made.append((named.rows, unique, None if rows.bad is None else send(rows.bad)))
             return unique.num
 
         late, mark = submit_counted(self.plan_lane, work, after=[caller_mark(self.device)])
@@ -195,8 +195,9 @@ class RowGroup:
     def submit_turn(self, work: Callable[[], None], after: Iterable[Mark]) -> Mark:
         """One turn of the ring, which plans and moves: behind all of that before it."""
         last, self._last_move = self._last_move, None
-        waits = (*after, *(() if last is None else (last,)))
-        self.planned = self.plan_lane.submit(work, waits, recorded=True)
+        if last is not None:
+            after = (*after, last)
+        self.planned = self.plan_lane.submit(work, after, recorded=True)
         return self.planned
 
     def next_number(self) -> int:
@@ -206,8 +207,8 @@ class RowGroup:
 
     @property
     def oldest(self) -> int | None:
-        """The first plan in flight."""
-        return min(self._flights, default=None)
+        """The first plan in flight: they are put down in the order of their numbers."""
+        return next(iter(self._flights), None)
 
     def looks_everywhere(self, request: Request) -> bool:
         """Whether all slots must be looked at for a batch's victims: a part may be pinned, or was too small before."""
@@ -231,7 +232,7 @@ class RowGroup:
     def surely_fits(self, request: Request) -> bool:
         """Whether a batch fits beside those in flight, for all the host knows."""
         oldest = min(self._flights, default=self.planner.batch + 1)
-        protected = sum(num for batch, num in self._protected.items() if batch >= oldest)
+        protected = sum(num for batch, num in self._protected if batch >= oldest)
         return protected + request.distinct.rows.numel() + self._num_pinned <= self.num_slots
 
     def settle(self, flight: Flight) -> bool:
@@ -258,15 +259,17 @@ class RowGroup:
 
     def _plan(self, request: Request, placing: Placing, after: tuple[Mark, ...]) -> Flight:
         oldest = self.oldest
-        flight = self.seating.plan(request) if placing is Placing.ALL_OR_NOTHING else None
+        flight = self.seating.plan(request, oldest) if placing is Placing.ALL_OR_NOTHING else None
         if flight is None:
             flight = self._plan_freely(request, placing, after, oldest)
         self._flights[flight.plan.batch] = flight
         self._unsettled.append(flight)
         if placing is not Placing.NOTHING:
-            kept = flight.plan.batch if oldest is None else oldest
-            self._protected = {batch: num for batch, num in self._protected.items() if batch >= kept}
-            self._protected[flight.plan.batch] = flight.plan.row_slots.numel()
+            batch, protected = flight.plan.batch, self._protected
+            protected.append((batch, flight.plan.row_slots.numel()))
+            kept = batch if oldest is None else oldest
+            while protected[0][0] < kept:
+                protected.popleft()
         return flight
 
     def _plan_freely(self, request: Request, placing: Placing, after: tuple[Mark, ...], oldest: int | None) -> Flight:
@@ -292,12 +295,14 @@ class RowGroup:
             return False
         if flight.placing is Placing.NOTHING or not self.planner.index.any_slot:
             return True
-        return sum(self._protected.values()) + self._num_pinned > self.num_slots
+        return sum(num for _, num in self._protected) + self._num_pinned > self.num_slots
 
     def _settle_unmoved(self) -> None:
         """See to it that the moves of every plan are queued."""
-        if any(flight.moved is None for flight in self._unsettled):
-            self._settle_all()
+        for flight in self._unsettled:
+            if flight.moved is None:
+                self._settle_all()
+                return
 
     def _settle_all(self) -> None:
         while self._unsettled:
@@ -307,21 +312,22 @@ class RowGroup:
         flight = self._unsettled.popleft()
         counts = flight.counts = Counts(*flight.late.get())
         self.planner.settle(flight.plan, counts, flight.placing)
-        record_bytes = self._record_bytes
-        self.stats.bytes_in += (counts.placed + counts.overflow) * record_bytes
-        self.stats.bytes_out += counts.evictions * record_bytes
+        lookups, unique, hits, misses, placed, evictions, overflow, fits = counts
+        stats, record_bytes = self.stats, self._record_bytes
+        stats.bytes_in += (placed + overflow) * record_bytes
+        stats.bytes_out += evictions * record_bytes
         if flight.placing is Placing.NOTHING:
-            self.stats.read_rows += counts.unique
-        elif counts.fits:
-            self.stats.batches += 1
-            self.stats.lookups += counts.lookups
-            self.stats.unique += counts.unique
-            self.stats.hits += counts.hits
-            self.stats.misses += counts.misses
-            self.stats.evictions += counts.evictions
-            self.stats.overflow += counts.overflow
+            stats.read_rows += unique
+        elif fits:
+            stats.batches += 1
+            stats.lookups += lookups
+            stats.unique += unique
+            stats.hits += hits
+            stats.misses += misses
+            stats.evictions += evictions
+            stats.overflow += overflow
         else:
-            self.stats.shrinks += flight.plan.looked_at_all
+            stats.shrinks += flight.plan.looked_at_all
             flight.request.failed = True
             self._flights.pop(flight.plan.batch)
             if flight.seat is not None:
@@ -333,9 +339,9 @@ class RowGroup:
             flight.request.distinct = flight.plan.distinct
         if flight.moved is None:
             self._move(flight)
-            if counts.overflow:
+            if overflow:
                 try:
-                    self._reserve_overflow(counts.overflow)
+                    self._reserve_overflow(overflow)
                 except BaseException:
                     self.drop(flight)  # its rows are where the index says; only the copies could not be made
                     raise
@@ -420,11 +426,13 @@ class RowGroup:
         return flight.plan
 
     def _hold_caller(self, mark: Mark) -> None:
-        late, start = not mark.passed(), time.perf_counter()
+        if mark.passed():
+            mark.hold_caller()  # which raises where the moves failed
+            return
+        start = time.perf_counter()
         mark.hold_caller()
-        if late:
-            self.stats.stalls += 1
-            self.stats.stall_seconds += time.perf_counter() - start
+        self.stats.stalls += 1
+        self.stats.stall_seconds += time.perf_counter() - start
 
     def values_to_train(self, flight: Flight) -> tuple[Tensor, Tensor]:
         """Where a forward pass finds its rows: values [·, ≥ D], and for every lookup which of them, int32 [N]."""
@@ -510,7 +518,7 @@ class RowGroup:
     def _land(self, flight: Flight) -> None:
         marks = [] if flight.used_up else [caller_mark(self.device)]
         if flight.used is not None:
-            marks.append(flight.used)
+            marks += (flight.used,)
         flight.landed = True
         if flight.seat is not None:
             self.seating.leave_seat(flight, marks)
@@ -640,17 +648,24 @@ class RowGroup:
         """Take note of what has happened meanwhile, without waiting for anything."""
         while self._abandoned:
             self.drop(self._abandoned.popleft())
-        while self._buried and all(mark.passed() for mark in self._buried[0][0]):
+        while self._buried and have_passed(self._buried[0][0]):
             self._buried.popleft()
         self.count_announced(wait=False)
-        while self._unsettled and self._unsettled[0].moved is not None and self._unsettled[0].late.ready():
+        while self._unsettled:
+            first = self._unsettled[0]
+            if first.moved is None or first.late.get_if_ready() is None:
+                return
             self._settle_first()
 
     def count_announced(self, wait: bool) -> None:
-        while self._uncounted and (wait or self._uncounted[0].num_rows.ready()):
-            request = self._uncounted.popleft()
+        while self._uncounted:
+            request = self._uncounted[0]
+            found = request.num_rows.get() if wait else request.num_rows.get_if_ready()
+            if found is None:
+                return
+            self._uncounted.popleft()
             if request.number is not None:
-                self.planner.counted(request.number, request.num_rows.get()[0])
+                self.planner.counted(request.number, found[0])
 
 
 def _do_nothing() -> None:

@@ -27,11 +27,23 @@ class Mark(Protocol):
     def passed(self) -> bool:
         """Whether the lane has got there; does not wait."""
 
-    def hold_caller(self) -> None:
-        """Let what the caller's lane does from now on happen after this point."""
+    def hold_caller(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Let what the caller's lane does from now on happen after this point.
+
+        Args:
+            stream: that of the caller, where it is known: to ask for it takes the host long.
+        """
 
     def wait(self) -> None:
         """Block the host until the lane has got there."""
+
+
+def have_passed(marks: Iterable[Mark]) -> bool:
+    """Whether their lanes have got to all of these marks."""
+    for mark in marks:  # noqa: SIM110  (takes longer)
+        if not mark.passed():
+            return False
+    return True
 
 
 class Lane(Protocol):
@@ -46,10 +58,12 @@ class Lane(Protocol):
 class Passed:
     """A mark of a lane that does all its work at once: the calling thread on a CPU."""
 
+    __slots__ = ()
+
     def passed(self) -> bool:
         return True
 
-    def hold_caller(self) -> None:
+    def hold_caller(self, stream: torch.cuda.Stream | None = None) -> None:
         pass
 
     def wait(self) -> None:
@@ -67,19 +81,19 @@ class StreamMark:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
+    def renew(self, stream: torch.cuda.Stream) -> None:
+        """Be a later point, of this stream; for who shares the mark with nobody."""
+        self._passed = False
+        self._event.record(stream)
+
     def passed(self) -> bool:
         if not self._passed:
             self._passed = bool(self._event.query())  # type: ignore[no-untyped-call]
         return self._passed
 
-    def hold_caller(self) -> None:
+    def hold_caller(self, stream: torch.cuda.Stream | None = None) -> None:
         if not self._passed:
-            current_stream(self._device).wait_event(self._event)
-
-    def hold(self, stream: torch.cuda.Stream) -> None:
-        """As `hold_caller` for a given stream."""
-        if not self._passed:
-            stream.wait_event(self._event)
+            self._event.wait(current_stream(self._device) if stream is None else stream)
 
     def wait(self) -> None:
         if not self._passed:
@@ -87,49 +101,69 @@ class StreamMark:
             self._passed = True
 
 
+class SpareEvents(list[torch.cuda.Event]):
+    """Events of a device that no mark has any more."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+
 class ReusedMark(StreamMark):
     """The same with an event of another such mark that nobody has any more: to make one takes the host long.
 
     Who waits for an event waits for what was recorded last when he began to. Not for marks in a recording.
+
+    Args:
+        events: of the stream's device, see `spare_events`.
     """
 
-    __slots__ = ()
+    __slots__ = ("_events",)
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._device = stream.device
+    def __init__(self, stream: torch.cuda.Stream, events: SpareEvents) -> None:
+        self._device = events.device
+        self._events = events
         self._passed = False
-        spare = _spare_events.get(self._device)
-        self._event = spare.pop() if spare else torch.cuda.Event()  # type: ignore[no-untyped-call]
+        try:
+            self._event = events.pop()
+        except IndexError:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
     def __del__(self) -> None:
-        if hasattr(self, "_event"):
-            _spare_events.setdefault(self._device, []).append(self._event)
+        try:  # noqa: SIM105  (takes longer)
+            self._events.append(self._event)
+        except AttributeError:  # there was none to be had
+            pass
 
 
 class StreamLane:
     def __init__(self, device: torch.device, priority: int = 0) -> None:
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+        self._key = (self._stream.stream_id, self._stream.device_index, self._stream.device_type)
+        self._events = spare_events(self._stream.device)
 
     def submit(self, work: Callable[[], None], after: Iterable[Mark] = (), recorded: bool = False) -> Mark:
-        if recorded and torch.cuda.current_device() == self._stream.device_index:
-            return self._submit_recorded(work, after)
+        index = self._key[1]
+        if not recorded or torch._C._cuda_getDevice() != index:
+            return self._submit_anything(work, after)
+        # the same with less ado, for it is done in every step
+        before = torch._C._cuda_getCurrentStream(index)
+        torch._C._cuda_setStream(*self._key)
+        try:
+            for mark in after:
+                mark.hold_caller(self._stream)
+            work()
+            return ReusedMark(self._stream, self._events)
+        finally:
+            torch._C._cuda_setStream(*before)
+
+    def _submit_anything(self, work: Callable[[], None], after: Iterable[Mark]) -> Mark:
         with torch.cuda.stream(self._stream), writable_state():
             for mark in after:
                 mark.hold_caller()
             work()
             return StreamMark(self._stream)
-
-    def _submit_recorded(self, work: Callable[[], None], after: Iterable[Mark]) -> Mark:
-        """The same with less ado, for it is done several times a step."""
-        with on_stream(self._stream):
-            for mark in after:
-                if isinstance(mark, StreamMark):
-                    mark.hold(self._stream)
-                else:
-                    mark.hold_caller()
-            work()
-            return ReusedMark(self._stream)
 
 
 class CallerLane:
@@ -151,7 +185,7 @@ class ThreadMark:
     def passed(self) -> bool:
         return self._event.is_set()
 
-    def hold_caller(self) -> None:
+    def hold_caller(self, stream: torch.cuda.Stream | None = None) -> None:
         self.wait()
 
     def wait(self) -> None:
@@ -223,24 +257,14 @@ def current_stream(device: torch.device) -> torch.cuda.Stream:
     return found
 
 
-class on_stream:  # noqa: N801
-    """As `torch.cuda.stream` with less ado: what is launched inside goes to a stream of the current device."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-
-    def __enter__(self) -> None:
-        stream = self._stream
-        self._before = torch._C._cuda_getCurrentStream(stream.device_index)
-        torch._C._cuda_setStream(stream.stream_id, stream.device_index, stream.device_type)
-
-    def __exit__(self, *error: object) -> None:
-        torch._C._cuda_setStream(*self._before)
+def spare_events(device: torch.device) -> SpareEvents:
+    """Those of a device, for marks of its streams."""
+    return _spare_events.setdefault(device, SpareEvents(device))
 
 
 PRIORITY = 0
 _streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
-_spare_events: dict[torch.device, list[torch.cuda.Event]] = {}
+_spare_events: dict[torch.device, SpareEvents] = {}
 
 
 def caller_device(device: torch.device) -> AbstractContextManager[object]:

@@ -2,28 +2,37 @@
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrows.cache.lanes import Lane, Mark
 
 
 class LateNumbers:
-    """A small tensor on its way to the host. Make it inside `work` of a lane, then give it that lane's mark."""
+    """A few numbers on their way to the host.
 
-    def __init__(self, numbers: Tensor) -> None:
+    Args:
+        numbers: on the host, where the work of a lane writes them.
+        mark: that lane's, behind this work; where it is not there yet, give it to `arrives`.
+    """
+
+    __slots__ = ("_known", "_mark", "_numbers")
+
+    def __init__(self, numbers: Tensor | NDArray[np.int32], mark: Mark | None = None) -> None:
         self._numbers = numbers
-        if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
-        self._mark: Mark | None = None
+        self._mark = mark
         self._known: list[int] | None = None
 
     def arrives(self, mark: Mark) -> None:
         self._mark = mark
 
-    def ready(self) -> bool:
-        return self._known is not None or (self._mark is not None and self._mark.passed())
+    def get_if_ready(self) -> list[int] | None:
+        """The numbers, None where they are not there yet."""
+        if self._known is None and self._mark is not None and self._mark.passed():
+            self._known = self._numbers.tolist()
+        return self._known
 
     def get(self) -> list[int]:
         """The numbers, waiting for them where they are not there yet."""
@@ -33,19 +42,24 @@ class LateNumbers:
             self._known = self._numbers.tolist()
         return self._known
 
+    def bad(self) -> list[int]:
+        """What is bad in a batch, as `Rows.bad`: the numbers themselves."""
+        return self.get()
 
-class LateBad:
-    """What is bad in a batch of ids, from [distinct rows, lookups less the position of the first bad one]."""
 
-    def __init__(self, told: LateNumbers, ids: Tensor, columns: Tensor | None, num_lookups: int) -> None:
-        self._told = told
+class LateTold(LateNumbers):
+    """What the ring tells of a batch of ids: [distinct rows, lookups less the position of the first bad one]."""
+
+    __slots__ = ("_columns", "_ids", "_num_lookups")
+
+    def __init__(self, told: NDArray[np.int32], ids: Tensor, columns: Tensor | None, num_lookups: int) -> None:
+        self._numbers, self._mark, self._known = told, None, None
         self._ids = ids
         self._columns = columns
         self._num_lookups = num_lookups
 
-    def get(self) -> list[int]:
-        """As `Rows.bad`."""
-        _, behind = self._told.get()
+    def bad(self) -> list[int]:
+        _, behind = self._known or self.get()
         if behind == 0:
             return [0, 0, 0]
         position = self._num_lookups - behind
@@ -53,9 +67,17 @@ class LateBad:
         return [1, position, int(ids.flatten()[position])]
 
 
+def send(numbers: Tensor) -> LateNumbers:
+    """A small tensor on its way to the host. To be called inside `work` of a lane."""
+    if not numbers.is_cuda:
+        return LateNumbers(numbers)
+    on_host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
+    return LateNumbers(on_host.copy_(numbers, non_blocking=True))
+
+
 def submit_counted(lane: Lane, work: Callable[[], Tensor], after: Iterable[Mark] = ()) -> tuple[LateNumbers, Mark]:
     """Queue work on a lane and send the tensor it answers to the host."""
     late: list[LateNumbers] = []
-    mark = lane.submit(lambda: late.append(LateNumbers(work())), after)
+    mark = lane.submit(lambda: late.append(send(work())), after)
     late[0].arrives(mark)
     return late[0], mark

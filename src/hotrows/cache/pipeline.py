@@ -41,7 +41,7 @@ class Pipeline:
         self._patience = PATIENCE
         self._changed = 0  # turn in which the reach did
         self._current: tuple[Request, Flight | None] | None = None
-        self._last: tuple[Request, Flight] | None = None  # kept in flight for one turn more
+        self._last: Flight | None = None  # kept in flight for one turn more
 
     def announce(self, request: Request) -> None:
         """A batch that comes after all announced before."""
@@ -49,15 +49,21 @@ class Pipeline:
 
     def turn(self) -> tuple[Request, Flight | None]:
         """The next batch; its plan, or None if it must be planned on the spot because it does not fit the cache."""
-        self.finish()
+        if self._current is not None:
+            self.finish()
         self._turn += 1
         self._advance()
-        self._group.flush_announcement()
+        self._group.seating.flush_announcement()
         entry = self._coming.popleft()
         self._current = entry.request, entry.flight
+        if self._group.early_reads is not None:
+            self._read_early()
+        return self._current
+
+    def _read_early(self) -> None:
+        """Read the rows of the next batch, where they are on their way."""
         if self._coming and self._coming[0].flight is not None and self._coming[0].seen:
             self._group.read_early(self._coming[0].flight)
-        return self._current
 
     def finish(self) -> None:
         """The current batch is done with.
@@ -69,10 +75,12 @@ class Pipeline:
             request, flight = self._current
             self._current = None
             self._let_last_go()
-            if flight is not None and flight.seat is not None and self._depth > 0:
-                self._last = (request, flight)
+            if flight is None:
+                self._group.withdraw(request)  # does nothing if it was planned on the spot
+            elif flight.seat is not None and self._depth > 0:
+                self._last = flight
             else:
-                self._let_go(request, flight)
+                self._group.drop(flight)
 
     def close(self) -> None:
         """Forget the batches that have not come. Rows on their way arrive, and simply are in the cache."""
@@ -89,22 +97,26 @@ class Pipeline:
 
     def _advance(self) -> None:
         """Look at plans made some turns ago; plan the batch whose turn it is, and more ahead of theirs."""
-        for entry in self._coming:
+        coming, turn = self._coming, self._turn
+        for entry in coming:
+            if entry.seen:
+                continue
             if entry.flight is None:
                 break
-            lag = 1 if entry.flight.seat is None else LAG_IN_RING
-            if not entry.seen and entry.turn <= self._turn - lag:
+            if entry.turn <= turn - (1 if entry.flight.seat is None else LAG_IN_RING):
                 self._look(entry)
-        # where little is planned ahead, there is more to win than a plan made in vain costs
-        patience = min(self._patience, PATIENCE // 2 * (self._reach + 1))
-        if self._reach < self._full and self._turn - self._changed >= patience:
-            self._reach, self._changed = self._reach + 1, self._turn
+        if self._reach < self._full:
+            # where little is planned ahead, there is more to win than a plan made in vain costs
+            patience = min(self._patience, PATIENCE // 2 * (self._reach + 1))
+            if turn - self._changed >= patience:
+                self._reach, self._changed = self._reach + 1, turn
         # the batch whose turn it is, and `depth` more, are looked at; those after them will be
-        ahead = LAG_IN_RING if self._in_ring() else 1
-        for place, entry in enumerate(self._coming):
-            if place > self._depth + ahead:
-                return
-            if place > self._reach and entry.flight is None and not self._group.surely_fits(entry.request):
+        first = coming[0].flight if coming else None
+        last = self._depth + (1 if first is None or first.seat is None else LAG_IN_RING)
+        for place, entry in enumerate(coming):
+            if place > 0 and entry.flight is not None:
+                continue
+            if place > last or (place > self._reach and not self._group.surely_fits(entry.request)):
                 return
             if place == 0 and entry.flight is not None and not entry.seen:
                 self._look(entry)
@@ -116,9 +128,6 @@ class Pipeline:
                 looked_at_all = flight.plan.looked_at_all
                 if not self._look(entry) and looked_at_all and not self._let_last_go():
                     return
-
-    def _in_ring(self) -> bool:
-        return bool(self._coming) and self._coming[0].flight is not None and self._coming[0].flight.seat is not None
 
     def _look(self, entry: _Entry) -> bool:
         """See whether a plan fitted; where it did not, the batch has none again.
@@ -142,11 +151,5 @@ class Pipeline:
         if self._last is None:
             return False
         last, self._last = self._last, None
-        self._let_go(*last)
+        self._group.drop(last)
         return True
-
-    def _let_go(self, request: Request, flight: Flight | None) -> None:
-        if flight is not None:
-            self._group.drop(flight)
-        else:
-            self._group.withdraw(request)  # does nothing if it was planned on the spot

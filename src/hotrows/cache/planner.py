@@ -40,12 +40,15 @@ class Counts(NamedTuple):
     fits: int  # 0 where an all-or-nothing plan changed nothing
 
 
-@dataclass
+@dataclass(slots=True)
 class Plan:
     """A slot for every lookup of a batch, and the moves that make it true."""
 
     batch: int  # running number of the plan
     number: int | None  # the number the batch was announced under
+    index_generation: int
+    most_moves: int  # that the host reckoned with
+    looked_at_all: bool  # slots, for victims
     distinct: Distinct
     slots: Tensor  # int32 [N], beyond the last slot: the place in the overflow buffer; NO_SLOT without a row
     row_slots: Tensor  # int32 [U], the same for each distinct row
@@ -57,9 +60,6 @@ class Plan:
     overflow_rows: Tensor  # int64 [U]
     num_overflow: Tensor  # int32 [1]
     counts: Tensor  # int32, the fields of Counts
-    index_generation: int
-    most_moves: int  # that the host reckoned with
-    looked_at_all: bool  # slots, for victims
 
 
 class Planner:
@@ -74,12 +74,10 @@ class Planner:
         self.index = index
         self.policy = policy
         policy.bind(slots)
+        self.num_slots = slots.num
+        self.counted = policy.counted  # called when the host has learned how many rows an announced batch has
         self.batch = 0
         self._scans = Scans(slots.num)
-
-    @property
-    def num_slots(self) -> int:
-        return self.slots.num
 
     def announce(self, distinct: Distinct, number: int) -> None:
         """Tell the policy of a batch that will be planned later."""
@@ -91,14 +89,10 @@ class Planner:
         if self.policy.looks_ahead:
             self.policy.withdraw(*self._find(distinct), distinct.num, number)
 
-    def counted(self, number: int, num_rows: int) -> None:
-        """The host has learned how many rows an announced batch has."""
-        self.policy.counted(number, num_rows)
-
     def next_scan(self, num_rows: int, everywhere: bool) -> Scan:
         """Where the next batch, of at most so many distinct rows, finds its victims."""
         if everywhere or not self.policy.by_parts:
-            return self._scans.of_all()
+            return self._scans.of_all
         return self._scans.next_part(num_rows)
 
     def plan(

@@ -8,25 +8,29 @@ pinned memory, which the kernels read and write: which place and seat, the batch
 """
 
 import itertools
+import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotrows.cache.from_host import copy_from_host
-from hotrows.cache.fused import FusedPlanner, Moves, Places, Seats
+from hotrows.cache.from_host import CopiesFromHost
+from hotrows.cache.fused import FusedPlanner, Moves, Places, Seat, Seats
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Mark, writable_state
 from hotrows.cache.planner import Counts, Plan, Planner
 from hotrows.cache.policies import Lookahead
 from hotrows.cache.recording import Recorder
 from hotrows.cache.resident import ResidentPlanner
-from hotrows.cache.scan import Scan
 from hotrows.ops.plan import kernel
 
 _serials = itertools.count()
+_NUMBERS = struct.Struct(f"={kernel.NUM_NUMBERS}i")  # of a turn: those of the planned batch, and of the announced one
+_PLANNED = slice(kernel.BATCH.value, kernel.SEAT.value + 1)
+_COMING = slice(kernel.COMING.value, kernel.COMING_PLACE.value + 1)
 NUM_TURNS = 64  # whose numbers the host may have written before they are read
 SPARE = 4  # seats beyond the depth: the batch that trains, the one before it, and two that the host has not looked at
 
@@ -58,12 +62,13 @@ class Ring:
         self.depth = depth
         self.window = window
         self._planner = planner
+        self._slots_planner = planner if isinstance(planner, Planner) else None
         self._move = move
         self.num_lookups = shape[0] * part.first_row.numel()
         self.num_seats = depth + SPARE
         # a whole number of rounds of seats, so that a place always goes to the same seat
         self.num_places = -(-(window + 2) // self.num_seats) * self.num_seats
-        self._ids = torch.zeros(shape, dtype=dtype, device=device)
+        self._ids = CopiesFromHost(torch.zeros(shape, dtype=dtype, device=device))
         self._next = 0
         pinned = device.type == "cuda"
 
@@ -72,18 +77,20 @@ class Ring:
 
         # on the host: distinct rows and what is bad, of a place; the plan's counts, of a seat
         told, counts = host(self.num_places, 2), host(self.num_seats, len(Counts._fields))
-        self.told, self.counts = told.unbind(), counts.unbind()
+        self.told: list[NDArray[np.int32]] = list(told.numpy())
+        self.counts: list[NDArray[np.int32]] = list(counts.numpy())
         self.places = Places(self.num_places, self.num_lookups, device, told)
         self.seats = Seats(self.num_seats, self.num_lookups, device, counts)
         self.waiting = [self.places.distinct(place) for place in range(self.num_places)]
-        self._plans = [self.seats[seat] for seat in range(self.num_seats)]
+        self._plans = [_arrays(self.seats[seat]) for seat in range(self.num_seats)]
         numbers = host(NUM_TURNS, kernel.NUM_NUMBERS)
-        self._write = numbers.numpy()
+        self._write = numbers.numpy().data.cast("B")
+        self._numbers = [0] * kernel.NUM_NUMBERS  # of the next turn
         self._turn = 0
         self.is_broken = False  # a turn failed half way, so that host and device may not agree on their number
         self._read: list[Mark | None] = [None] * NUM_TURNS  # when the numbers of a turn have been
         self._fused = FusedPlanner(planner, part, shape[0], num_rows, self.places, self.seats, numbers)
-        policy = planner.policy if isinstance(planner, Planner) else None
+        policy = None if self._slots_planner is None else self._slots_planner.policy
         self._upcoming = policy.upcoming if isinstance(policy, Lookahead) else None
         self._recorder = Recorder(device) if pinned else None
         self._recordings: dict[tuple[bool, bool], tuple[tuple[int, int], torch.cuda.CUDAGraph]] = {}
@@ -92,12 +99,13 @@ class Ring:
     @property
     def num_bytes(self) -> int:
         """Device memory of places and seats."""
-        tensors = [self._ids, *self.places.tensors, *self.seats.tensors]
+        tensors = [self._ids.target, *self.places.tensors, *self.seats.tensors]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def suits(self, ids: Tensor, depth: int, window: int) -> bool:
+        """Whether a loop that looks so far ahead can have a place for these ids; without depth, none moves early."""
         fits = ids.shape == self._shape and ids.dtype == self._dtype
-        return fits and self.depth >= depth and self.window >= window and not self.is_broken
+        return fits and self.depth >= depth > 0 and self.window >= window and not self.is_broken
 
     def next_place(self) -> int:
         """The place for the next batch, whoever was there before."""
@@ -118,8 +126,8 @@ class Ring:
         """What comes before `run` announces the batch of a place. The ids must live until that is done."""
         if self._upcoming is not None:
             self._upcoming.expect(number, self.num_lookups)
-        self._next_numbers()[kernel.COMING.value : kernel.COMING_PLACE.value + 1] = number, place
-        copy_from_host(self._ids, ids)
+        self._numbers[_COMING] = number, place
+        self._ids.copy(ids)
 
     def prepare_plan(
         self, place: int, oldest: int | None, number: int, num_rows: int, everywhere: bool
@@ -132,53 +140,46 @@ class Ring:
         Returns:
             The number of the plan, and whether it looks at all slots for victims.
         """
-        planner = self._planner
-        planner.batch += 1
-        scan = Scan(0, 0)
-        if isinstance(planner, Planner):
+        planner = self._slots_planner
+        batch = self._planner.batch = self._planner.batch + 1
+        start = length = 0
+        looks_at_all = True
+        if planner is not None:
             planner.index.maintain(num_rows)
-            scan = planner.next_scan(num_rows, everywhere)
-        self._next_numbers()[: kernel.SEAT.value + 1] = (
-            planner.batch, planner.batch if oldest is None else oldest, number, *scan, place, self.seat_of(place),
-        )  # fmt: skip
-        return planner.batch, scan.length in (0, planner.num_slots)
-
-    def _next_numbers(self) -> NDArray[np.int32]:
-        """Where the host writes the numbers of the next turn: those that were there have long been read."""
-        at = self._turn % NUM_TURNS
-        read = self._read[at]
-        if read is not None:
-            read.wait()
-            self._read[at] = None
-        numbers: NDArray[np.int32] = self._write[at]
-        return numbers
+            start, length = planner.next_scan(num_rows, everywhere)
+            looks_at_all = length == planner.num_slots
+        first = batch if oldest is None else oldest
+        self._numbers[_PLANNED] = batch, first, number, start, length, place, place % self.num_seats
+        return batch, looks_at_all
 
     def run(self, announces: bool, plans: bool, cache_address: int) -> None:
         """Announce a batch, then plan another, all or nothing, and carry out its moves: what was prepared.
 
         What was recorded holds for the memory of that time: the table of upcoming uses, and the cache.
         """
-        self.is_broken = True
-        self._run(announces, plans, cache_address)
-        self.is_broken = False
-
-    def _run(self, announces: bool, plans: bool, cache_address: int) -> None:
+        at = self._turn % NUM_TURNS
+        read = self._read[at]
+        if read is not None:
+            read.wait()  # what was there has long been read
+        _NUMBERS.pack_into(self._write, at * _NUMBERS.size, *self._numbers)
         kind = announces, plans
+        self.is_broken = True
         if self._recorder is None or kind not in self._compiled:
             with writable_state():
                 self._work(announces, plans)
             self._compiled.add(kind)
-            return
-        memory = (0 if self._upcoming is None else self._upcoming.generation, cache_address)
-        found = self._recordings.get(kind)
-        if found is None or found[0] != memory:
-            with self._recorder.recording() as graph, writable_state():
-                self._work(announces, plans)
-            found = self._recordings[kind] = (memory, graph)
-        found[1].replay()
+        else:
+            memory = (0 if self._upcoming is None else self._upcoming.generation, cache_address)
+            found = self._recordings.get(kind)
+            if found is None or found[0] != memory:
+                with self._recorder.recording() as graph, writable_state():
+                    self._work(announces, plans)
+                found = self._recordings[kind] = (memory, graph)
+            found[1].replay()
+        self.is_broken = False
 
     def _work(self, announces: bool, plans: bool) -> None:
-        self._fused.turn(self._ids, announces, plans)
+        self._fused.turn(self._ids.target, announces, plans)
         if plans and self._fused.moves is not None:
             self._move(self._fused.moves)
 
@@ -189,22 +190,15 @@ class Ring:
 
     def plan_in(self, seat: int, batch: int, number: int, num_rows: int, looked_at_all: bool) -> Plan:
         """The plan in a seat, of a batch of at most so many rows."""
-        it = self._plans[seat]
-        return Plan(
-            batch=batch,
-            number=number,
-            distinct=it.distinct,
-            slots=it.slots,
-            row_slots=it.row_slots,
-            move_slots=it.move_slots,
-            move_out=it.move_out,
-            move_in=it.move_in,
-            num_moves=it.num_moves,
-            overflow_slots=it.move_slots,  # such a plan has no overflow
-            overflow_rows=it.move_in,
-            num_overflow=it.num_moves,
-            counts=it.counts,
-            index_generation=self._planner.index.generation if isinstance(self._planner, Planner) else 0,
-            most_moves=num_rows,
-            looked_at_all=looked_at_all,
-        )
+        planner = self._slots_planner
+        generation = 0 if planner is None else planner.index.generation
+        return Plan(batch, number, generation, num_rows, looked_at_all, *self._plans[seat])
+
+
+def _arrays(seat: Seat) -> tuple[Any, ...]:
+    """The fields of a plan that are memory of its seat, in their order."""
+    overflow = seat.move_slots, seat.move_in, seat.num_moves  # such a plan has none
+    return (
+        seat.distinct, seat.slots, seat.row_slots, seat.move_slots, seat.move_out, seat.move_in, seat.num_moves,
+        *overflow, seat.counts,
+    )  # fmt: skip

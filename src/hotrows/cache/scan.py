@@ -24,14 +24,12 @@ class Scans:
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._next = 0
-
-    def of_all(self) -> Scan:
-        return Scan(0, self._num_slots)
+        self.of_all = Scan(0, num_slots)
 
     def next_part(self, num_rows: int) -> Scan:
         """For a batch of at most so many distinct rows."""
         length = max(LEAST, PER_ROW * num_rows)
         if length >= self._num_slots:
-            return self.of_all()
+            return self.of_all
         start, self._next = self._next, (self._next + length) % self._num_slots
         return Scan(start, length)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hotrows.cache.flights import Announcement, Flight, Request
+from hotrows.cache.flights import Flight, Request
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Mark, caller_mark, writable_state
-from hotrows.cache.late import LateBad, LateNumbers
+from hotrows.cache.late import LateNumbers, LateTold
 from hotrows.cache.planner import Placing
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 ASK_EVERY = 16  # batches
+_Announcement = tuple[Request, Tensor, tuple[Mark, ...]]  # of whom, which ids, and when these are there
 _HowToPlan = tuple[int, int | None, int, int, bool]  # what `Ring.prepare_plan` takes
 
 
@@ -38,35 +39,38 @@ class Seating:
         self._placed: dict[int, Request] = {}  # place → who is in it
         self._seated: dict[int, Flight] = {}  # seat → who was last in it
         self._left: dict[int, list[Mark]] = {}  # seat → when who was last in it left
-        self._announcement: Announcement | None = None  # to be made with the next plan
+        self._announcement: _Announcement | None = None  # to be made with the next plan
+        self._on_cuda = group.device.type == "cuda"
         self._num_announced = 0
         self._pageable = True
 
     def announce(self, ids: Tensor, part: IdColumns, describe: Callable[[list[int]], str]) -> Request | None:
         """A place for a batch; None where it has no shape for a ring, or there is no place."""
-        group, ring = self._group, self._ring_for(ids, part)
-        if ring is None:
-            return None
+        group, ring = self._group, self.ring
+        if ring is None or not ring.suits(ids, *self.ahead):
+            ring = self._make_ring(ids, part)
+            if ring is None:
+                return None
         place = ring.next_place()
         if place in self._placed:
             return None
         if not ring.has_room():
             self.flush_announcement()
             group.count_announced(wait=True)  # so that the table is made as large as it must be, and no larger
-        self.flush_announcement()
+        if self._announcement is not None:
+            self.flush_announcement()
         number = group.next_number()
         source = ids.pin_memory() if self._is_pageable(ids) else ids
-        told = LateNumbers(ring.told[place])
-        bad = LateBad(told, ids, part.columns, ring.num_lookups)
-        request = Request(ring.waiting[place], number, None, told, bad, describe, place)
+        told = LateTold(ring.told[place], ids, part.columns, ring.num_lookups)
+        request = Request(ring.waiting[place], number, None, told, told, describe, place)
         made = (caller_mark(group.device),) if ids.is_cuda else ()
-        self._announcement = Announcement(request, source, place, number, made)
+        self._announcement = (request, source, made)
         self._placed[place] = request
         return request
 
     def _is_pageable(self, ids: Tensor) -> bool:
         """Whether ids must be pinned, lest the host wait for their copy: asked now and then, because it takes long."""
-        if self._group.device.type != "cuda" or ids.is_cuda:
+        if not self._on_cuda or ids.is_cuda:
             return False
         if self._num_announced % ASK_EVERY == 0:
             self._pageable = not ids.is_pinned()
@@ -78,22 +82,27 @@ class Seating:
         if self._announcement is not None:
             self._turn(None, ())
 
-    def plan(self, request: Request) -> Flight | None:
-        """Plan an announced batch in its seat, None where it has none that is free."""
+    def plan(self, request: Request, oldest: int | None) -> Flight | None:
+        """Plan an announced batch in its seat, None where it has none that is free.
+
+        Args:
+            oldest: the first plan in flight.
+        """
         group, ring, place, number = self._group, self.ring, request.place, request.number
         if ring is None or ring.is_broken or place is None or number is None:
             return None
         seat = ring.seat_of(place)
-        if seat in self._seated and not self._seated[seat].landed:
+        before = self._seated.get(seat)
+        if before is not None and not before.landed:
             return None
-        num_rows = request.num_rows.get()[0] if request.num_rows.ready() else ring.num_lookups
-        how = (place, group.oldest, number, num_rows, group.looks_everywhere(request))
+        told = request.num_rows.get_if_ready()
+        num_rows = ring.num_lookups if told is None else told[0]
+        how = (place, oldest, number, num_rows, group.looks_everywhere(request))
         after = tuple(group.released)
         mark, (batch, looked_at_all) = self._turn(how, (*self._left.get(seat, ()), *after))
-        late = LateNumbers(ring.counts[seat])
-        late.arrives(mark)
         plan = ring.plan_in(seat, batch, number, num_rows, looked_at_all)
-        flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, moved=mark, seat=seat)
+        late = LateNumbers(ring.counts[seat], mark)
+        flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, mark, seat)
         self._seated[seat] = flight
         return flight
 
@@ -125,30 +134,33 @@ class Seating:
         assert ring is not None
         self._announcement = None
         made = (-1, False)
+        cache_address = group.cache.data_ptr()
+        if announcement is not None:
+            announced, ids, there = announcement
+            after = (*there, *after)
 
         def work() -> None:
             nonlocal made
             if announcement is not None:
-                ring.prepare_announcement(announcement.ids, announcement.place, announcement.number)
+                assert announced.place is not None
+                assert announced.number is not None
+                ring.prepare_announcement(ids, announced.place, announced.number)
             if how is not None:
                 made = ring.prepare_plan(*how)
-            ring.run(announcement is not None, how is not None, group.cache.data_ptr())
+            ring.run(announcement is not None, how is not None, cache_address)
 
-        if announcement is not None:
-            after = (*announcement.made, *after)
         mark = group.submit_turn(work, after)
         ring.ran(mark)
         if announcement is not None:
-            announcement.request.made = mark
-            announcement.request.num_rows.arrives(mark)
-            group.bury(announcement.ids, mark)
+            announced.made = mark
+            announced.num_rows.arrives(mark)
+            group.bury(ids, mark)
         return mark, made
 
-    def _ring_for(self, ids: Tensor, part: IdColumns) -> "Ring | None":
+    def _make_ring(self, ids: Tensor, part: IdColumns) -> "Ring | None":
+        """One for batches of this shape; None where there can be none now."""
         group = self._group
         depth, window = self.ahead
-        if self.ring is not None and depth > 0 and self.ring.suits(ids, depth, window):
-            return self.ring
         if ids.numel() == 0 or depth == 0:
             return None  # without depth, rows move at their batch's turn; those of the ring move before
         from hotrows.cache.ring import Ring

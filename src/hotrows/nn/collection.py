@@ -22,6 +22,8 @@ from hotrows.stores.memory import available_host_memory, require_memory
 from hotrows.stores.row_order import RowOrder
 from hotrows.table import Table
 
+_ID_TYPES = (torch.int64, torch.int32)
+
 
 class EmbeddingBagCollection(CachedModule):
     """Many embedding tables whose rows live in host memory, with one cache of them on the device.
@@ -76,7 +78,7 @@ class EmbeddingBagCollection(CachedModule):
         self.features = tuple(name for name, _ in pairs)
         self._table_of = [table for _, table in pairs]
         self._named = _Named(self.features, self._table_of)
-        self._parts = [_Features(tables, self._table_of, self.device) for tables in self._sets]
+        self._parts = [_Features(tables, self._named, self.device) for tables in self._sets]
         self._places = self._find_places()
 
     def forward(self, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
@@ -137,20 +139,21 @@ class EmbeddingBagCollection(CachedModule):
         }
 
     def _lookups(self, ids: Any) -> list[Lookups]:
-        if isinstance(ids, Jagged):
-            return self._jagged(ids)
         if not isinstance(ids, Tensor):
+            if isinstance(ids, Jagged):
+                return self._jagged(ids)
             raise ValueError(f"ids are a {type(ids).__name__}, give an int64 [B, F] tensor or a hotrows.Jagged")
-        if ids.dim() != 2 or ids.shape[1] != len(self.features):
+        shape = ids.shape
+        if len(shape) != 2 or shape[1] != len(self.features):
             raise ValueError(f"ids are {list(ids.shape)}, give [B, {len(self.features)}]: one column per feature")
-        if ids.dtype not in (torch.int64, torch.int32):
+        if ids.dtype not in _ID_TYPES:
             raise ValueError(f"ids are {ids.dtype}, give int64 (or int32)")
         return [self._single(ids, part) for part in self._parts]
 
     # Requests outlive the loop for a while: what they hold must not keep the bags, their cache and their store.
 
     def _single(self, ids: Tensor, part: "_Features") -> Lookups:
-        device, named = self.device, self._named
+        device = self.device
 
         def make() -> Rows:
             mine = on_device(ids, device).long()
@@ -159,11 +162,7 @@ class EmbeddingBagCollection(CachedModule):
             num_samples = mine.shape[0]
             return rows_of(mine.flatten(), part.first_row.repeat(num_samples), part.num_rows.repeat(num_samples))
 
-        def describe(found: list[int]) -> str:
-            _, position, value = found
-            return named.complaint(part.features[position % part.num], f"sample {position // part.num}", value)
-
-        return Lookups(make, describe, key=(ids,), columns=part.id_columns)
+        return Lookups(make, part.describe, (ids,), columns=part.id_columns)
 
     def _jagged(self, ids: Jagged) -> list[Lookups]:
         num_features = ids.lengths.shape[0]
@@ -238,11 +237,13 @@ class _Named:
 class _Features:
     """The features of one group: which columns of a batch they are, and where their tables' rows begin."""
 
-    def __init__(self, tables: TableSet, table_of: Sequence[Table], device: torch.device) -> None:
+    def __init__(self, tables: TableSet, named: _Named, device: torch.device) -> None:
+        table_of = named.table_of
         mine = [i for i, table in enumerate(table_of) if table.name in tables.first_row]
         names = [name for table in tables.tables for name in table.feature_names]
         self.features = names
         self.num = len(names)
+        self._named = named
         first = [tables.first_row.get(table.name, 0) for table in table_of]
         self.first_row_of_all = torch.tensor(first, device=device)
         self.num_rows_of_all = torch.tensor([table.num_rows for table in table_of], device=device)
@@ -255,3 +256,8 @@ class _Features:
         if self.columns is not None:
             self.others = torch.ones(len(table_of), dtype=torch.bool, device=device)
             self.others[self.columns] = False
+
+    def describe(self, found: list[int]) -> str:
+        """Words for what is bad in ids with one id per bag."""
+        _, position, value = found
+        return self._named.complaint(self.features[position % self.num], f"sample {position // self.num}", value)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,44 +31,48 @@ logger = logging.getLogger("hotrows")
 class Ahead:
     """A batch that was looked ahead: its ids, and what each group planned for them."""
 
-    def __init__(self, lookups: Sequence[Lookups], requests: Sequence[Request]) -> None:
-        self.requests = list(requests)
-        self.flights: list[Flight | None] = [None] * len(self.requests)
-        self._keys = [part.key for part in lookups]
-        self._versions = [[_version(tensor) for tensor in key] for key in self._keys]
+    __slots__ = ("_versions", "flights", "ids", "requests")
 
-    @property
-    def ids(self) -> list[Tensor]:
-        """The user's tensors that decide the rows."""
-        return [tensor for key in self._keys for tensor in key]
+    def __init__(self, lookups: Sequence[Lookups], requests: list[Request]) -> None:
+        self.requests = requests
+        self.flights: list[Flight | None] = [None] * len(requests)
+        self.ids: list[Tensor] = []  # the user's tensors that decide the rows
+        for part in lookups:
+            self.ids += part.key
+        self._versions = _versions(self.ids)
 
-    def is_unchanged(self) -> bool:
-        """Whether the user's tensors are as they were when the batch was looked ahead."""
-        for key, versions in zip(self._keys, self._versions, strict=True):
-            for tensor, version in zip(key, versions, strict=True):
-                if _version(tensor) != version:
-                    return False
-        return True
+    def is_of(self, values: list[Any]) -> bool:
+        """Whether these are a batch's values with the ids that were looked ahead, unchanged since."""
+        for ids in self.ids:
+            for value in values:
+                if value is ids:
+                    break
+            else:
+                return False
+        return _versions(self.ids) == self._versions
 
     def matches(self, lookups: Sequence[Lookups]) -> bool:
         """Whether a forward pass looks up what was looked ahead."""
-        return all(
-            _same(old, version, new)
-            for key, versions, part in zip(self._keys, self._versions, lookups, strict=True)
-            for old, version, new in zip(key, versions, part.key, strict=True)
-        )
+        given = [tensor for part in lookups for tensor in part.key]
+        return all(_same(*each) for each in zip(self.ids, self._versions, given, strict=True))
 
 
 def _same(old: Tensor, version: int, new: Tensor) -> bool:
     if old is new:
-        return _version(new) == version
+        return _versions([new]) == [version]
     # comparing costs a synchronization on a GPU, planning anew does not
-    return old.device.type == new.device.type == "cpu" and _version(old) == version and torch.equal(old, new)
+    return old.device.type == new.device.type == "cpu" and _versions([old]) == [version] and torch.equal(old, new)
 
 
-def _version(tensor: Tensor) -> int:
-    """Counts the changes in place; PyTorch does not count those of inference tensors."""
-    return -1 if tensor.is_inference() else tensor._version
+_version = attrgetter("_version")
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
+    """Count the changes in place; PyTorch does not count those of inference tensors."""
+    try:
+        return [*map(_version, tensors)]
+    except RuntimeError:  # which says so; to ask each of them takes longer
+        return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 class CachedModule(nn.Module):
@@ -199,15 +204,13 @@ class CachedModule(nn.Module):
 
     def look_at(self, ids: Any) -> Ahead:
         """Announce a batch to the policies. Used by `hotrows.lookahead`."""
-        lookups = self._lookups(ids)
-        requests = [self._announce(tables.group, part) for tables, part in zip(self._sets, lookups, strict=True)]
+        lookups, requests = self._lookups(ids), []
+        for tables, part in zip(self._sets, lookups, strict=True):
+            group, request = tables.group, None
+            if part.columns is not None:
+                request = group.announce_ids(part.key[0], part.columns, part.describe)
+            requests.append(request or group.request(part.make, part.describe, announce=True))
         return Ahead(lookups, requests)
-
-    def _announce(self, group: RowGroup, part: Lookups) -> Request:
-        request = None
-        if part.columns is not None:
-            request = group.announce_ids(part.key[0], part.columns, part.describe)
-        return request or group.request(part.make, part.describe, announce=True)
 
     def open_lookahead(self, close: Callable[[], None]) -> None:
         """A loop that looks ahead begins. Used by `hotrows.lookahead`."""
@@ -248,7 +251,10 @@ class CachedModule(nn.Module):
     @property
     def is_accumulating(self) -> bool:
         """Whether `accumulate` is open."""
-        return any(tables.updates.is_accumulating for tables in self._sets)
+        for tables in self._sets:  # noqa: SIM110  (takes longer)
+            if tables.updates.is_accumulating:
+                return True
+        return False
 
     @property
     def groups(self) -> list[RowGroup]:

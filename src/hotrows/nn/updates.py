@@ -40,7 +40,7 @@ class Updates:
         self._open: weakref.WeakSet[OpenPass] = weakref.WeakSet()
         self._gathered: list[Contribution] = []
         self._backward = -1  # the backward pass that they are of
-        self._accumulating = False
+        self.is_accumulating = False
 
     def open(self, flight: Flight) -> OpenPass:
         """A forward pass was made on a plan."""
@@ -56,10 +56,10 @@ class Updates:
                 "a second backward pass through a batch whose turn is long over: its plan is gone; with retain_graph, "
                 "call backward() again before the loop goes on"
             )
-        if not self._accumulating and self._backward != _graph_task():
+        if not self.is_accumulating and self._backward != _graph_task():
             self._gathered.clear()  # of a backward pass that failed
             self._backward = _graph_task()
-        alone = not self._accumulating and not self._gathered and not self._open
+        alone = not self.is_accumulating and not self._gathered and not self._open
         if alone and self._group.can_update_in_place(flight):
             self._group.update(flight, grads)
         else:
@@ -68,26 +68,22 @@ class Updates:
             if flight.seat is not None:
                 rows = rows.clone()  # a seat is another batch's once this one has landed
             self._gathered.append(Contribution(rows, by_row))
-            if len(self._gathered) == 1 and not self._accumulating:
+            if len(self._gathered) == 1 and not self.is_accumulating:
                 engine: Any = torch.autograd.Variable._execution_engine
                 engine.queue_callback(self._apply)
         self._group.note_use(flight)
         opened.end(self._group)
 
-    @property
-    def is_accumulating(self) -> bool:
-        return self._accumulating
-
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        if self._accumulating:
+        if self.is_accumulating:
             raise RuntimeError("accumulate() is open already: leave it before entering it again")
-        self._accumulating = True
+        self.is_accumulating = True
         try:
             yield
             self._apply()
         finally:
-            self._accumulating = False
+            self.is_accumulating = False
             self._gathered.clear()
 
     def _apply(self) -> None:

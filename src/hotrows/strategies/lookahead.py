@@ -80,14 +80,14 @@ def _run(batches: Iterator[B], bags: CachedModule, depth: int, window: int, ids:
         yield from batches
         return
     bags.close_lookahead()
-    ahead = _Loop(bags, depth, window)
-    bags.open_lookahead(ahead.close)
+    loop = _Loop(batches, bags, depth, window, ids)
+    bags.open_lookahead(loop.close)
     coming: deque[_Coming[B]] = deque()
     more = True
     try:
         while True:
             while more and len(coming) < window:
-                found = _read(batches, ahead, ids)
+                found = loop.read()
                 if found is not None:
                     coming.append(found)
                 more = found is not None and found.failed is None
@@ -96,15 +96,15 @@ def _run(batches: Iterator[B], bags: CachedModule, depth: int, window: int, ids:
             turn = coming.popleft()
             if turn.failed is not None:
                 raise turn.failed
-            ahead.turn(turn.ahead)
+            loop.turn(turn.ahead)
             assert turn.batch is not None
             yield turn.batch
-            ahead.finish()
+            loop.finish()
     finally:
-        bags.close_lookahead(ahead.close)
+        bags.close_lookahead(loop.close)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Coming(Generic[B]):
     """A batch that was read ahead, or what went wrong: raised when its turn comes, so that those before it train."""
 
@@ -113,33 +113,34 @@ class _Coming(Generic[B]):
     failed: Exception | None = None
 
 
-def _read(batches: Iterator[B], loop: "_Loop", ids: Callable[[B], Any]) -> _Coming[B] | None:
-    try:
-        batch = next(batches)
-        return _Coming(batch, loop.announce(lambda: ids(batch)))
-    except StopIteration:
-        return None
-    except Exception as error:
-        return _Coming(failed=error)
-
-
-class _Loop:
+class _Loop(Generic[B]):
     """The pipelines of one loop over the batches."""
 
-    def __init__(self, bags: CachedModule, depth: int, window: int) -> None:
+    def __init__(
+        self, batches: Iterator[B], bags: CachedModule, depth: int, window: int, ids: Callable[[B], Any]
+    ) -> None:
+        self._batches = batches
         self._bags = bags
+        self._ids = ids
         for group in bags.groups:
             group.open_ring(depth, window)
         self._pipelines = [Pipeline(group, depth) for group in bags.groups]
         self._closed = False
 
-    def announce(self, ids: Callable[[], Any]) -> Ahead | None:
-        if self._closed or not self._bags.training:
+    def read(self) -> _Coming[B] | None:
+        """The next batch that comes, announced; None behind the last one."""
+        try:
+            batch = next(self._batches)
+            if self._closed or not self._bags.training:
+                return _Coming(batch)
+            ahead = self._bags.look_at(self._ids(batch))
+            for pipeline, request in zip(self._pipelines, ahead.requests, strict=True):
+                pipeline.announce(request)
+            return _Coming(batch, ahead)
+        except StopIteration:
             return None
-        ahead = self._bags.look_at(ids())
-        for pipeline, request in zip(self._pipelines, ahead.requests, strict=True):
-            pipeline.announce(request)
-        return ahead
+        except Exception as error:
+            return _Coming(failed=error)
 
     def turn(self, ahead: Ahead | None) -> None:
         """The next batch's turn; after the loop was closed its batches are planned on the spot."""

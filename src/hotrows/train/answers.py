@@ -18,7 +18,7 @@ class Answers:
 
     def __init__(self) -> None:
         self._addresses = torch.zeros(MOST, 2, dtype=torch.int64, pin_memory=True)  # aligned to 16 bytes
-        self._write = self._addresses.numpy()
+        self._write = self._addresses[:, 0].numpy()
         self._stream: torch.cuda.Stream | None = None
 
     def record(self, answer: Any) -> None:
@@ -32,6 +32,10 @@ class Answers:
             for place, part in enumerate(self._parts)
             if isinstance(part, Tensor) and part.is_cuda and part.numel() > 0
         ]
+        self._on_host = [
+            place for place, part in enumerate(self._parts) if isinstance(part, Tensor) and not part.is_cuda
+        ]
+        self._is_one = len(self._parts) == 1 and not self._form.num_children
         if len(self._delivered) > MOST:
             raise CannotRecordError(f"it answers {len(self._delivered)} tensors, {MOST} at most are delivered")
         for number, (_, part) in enumerate(self._delivered):
@@ -42,7 +46,9 @@ class Answers:
         """Memory for the next replay's answer, of the current stream; the replay before must be done."""
         if stream is not self._stream:  # memory belongs to the stream that it was made in
             self._stream, self._spare = stream, [[] for _ in self._delivered]
-        answer = [part.clone() if isinstance(part, Tensor) and not part.is_cuda else part for part in self._parts]
+        answer = [*self._parts]
+        for place in self._on_host:
+            answer[place] = answer[place].clone()
         for number, (place, part) in enumerate(self._delivered):
             spare = self._spare[number]
             if not spare:
@@ -50,5 +56,5 @@ class Answers:
                 # to autograd each is a tensor of its own, not a view with the others' version
                 spare.extend(each.data for each in part.new_empty(count, *part.shape).unbind())
             answer[place] = spare.pop()
-            self._write[number, 0] = answer[place].data_ptr()
-        return pytree.tree_unflatten(answer, self._form) if len(answer) != 1 or self._form.num_children else answer[0]
+            self._write[number] = answer[place].data_ptr()
+        return answer[0] if self._is_one else pytree.tree_unflatten(answer, self._form)

@@ -3,14 +3,13 @@
 import dataclasses
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
 def take_apart(batch: Any) -> tuple[list[Any], Any]:
     """Tensors and other values of a batch, and its form."""
-    if isinstance(batch, Tensor):
-        return [batch], Tensor
     kind = type(batch)
     if isinstance(batch, tuple):
         for part in batch:
@@ -18,6 +17,8 @@ def take_apart(batch: Any) -> tuple[list[Any], Any]:
                 break
         else:
             return list(batch), kind
+    if isinstance(batch, Tensor):
+        return [batch], Tensor
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type) and kind not in pytree.SUPPORTED_NODES:
         names = [field.name for field in dataclasses.fields(batch)]
         pytree.register_pytree_node(
@@ -36,8 +37,22 @@ def put_together(leaves: list[Any], form: Any) -> Any:
     return pytree.tree_unflatten(leaves, form)
 
 
-def same_leaf(leaf: Any, other: Any) -> bool:
-    """Whether two values are of one kind: tensors of one shape and type, or equal."""
-    if isinstance(other, Tensor):
-        return isinstance(leaf, Tensor) and leaf.shape == other.shape and leaf.dtype == other.dtype
-    return not isinstance(leaf, Tensor) and bool(leaf == other)
+class Kinds:
+    """Of what kind each value of a batch is: a tensor of one shape and type, or a value of its own."""
+
+    def __init__(self, leaves: list[Any]) -> None:
+        self._kinds: list[tuple[torch.Size | None, Any]] = [
+            (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else (None, leaf) for leaf in leaves
+        ]
+
+    def are_of(self, leaves: list[Any]) -> bool:
+        """Whether these values are of the same kinds."""
+        if len(leaves) != len(self._kinds):
+            return False
+        for leaf, (shape, other) in zip(leaves, self._kinds, strict=True):
+            if isinstance(leaf, Tensor):
+                if leaf.dtype is not other or leaf.shape != shape:
+                    return False
+            elif shape is not None or not bool(leaf == other):
+                return False
+        return True

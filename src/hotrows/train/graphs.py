@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hotrows.cache.flights import Flight
-from hotrows.cache.from_host import copy_from_host
+from hotrows.cache.from_host import CopiesFromHost
 from hotrows.cache.group import RowGroup
-from hotrows.cache.lanes import Mark, ReusedMark, caller_device, caller_mark, current_stream, on_stream
+from hotrows.cache.lanes import Mark, ReusedMark, StreamMark, caller_mark, current_stream, spare_events
 from hotrows.cache.recording import Recorder
 from hotrows.nn.lookups import on_device
-from hotrows.nn.module import CachedModule
+from hotrows.nn.module import Ahead, CachedModule
 from hotrows.nn.updates import RecordedUpdates
 from hotrows.ops.row_update import numbers
 from hotrows.train.answers import Answers
-from hotrows.train.batch_form import put_together, same_leaf, take_apart
+from hotrows.train.batch_form import Kinds, put_together, take_apart
 from hotrows.train.dense_steps import dense_steps
 from hotrows.train.recordable import CannotRecordError, DenseOptimizers, watching
 
@@ -75,6 +75,7 @@ class GraphedStep(Generic[B, T]):
         self.num_replayed = 0
         self.num_as_it_stands = 0
         self._optimizers = DenseOptimizers()
+        self._on_cuda = bags.device.type == "cuda"
         self._num_warm = 0
         self._num_recorded = 0
         self._recordings: dict[Any, _Recording] = {}
@@ -84,28 +85,48 @@ class GraphedStep(Generic[B, T]):
         self.reason = next((reason for reason in reasons if reason is not None), None)
 
     def __call__(self, batch: B) -> T:
-        if self._bags.device.type != "cuda":
+        if not self._on_cuda:
             self.num_as_it_stands += 1
             return self._step(batch)
         leaves, form = take_apart(batch)
-        flights = None if self.reason else self._flights()
-        if flights is None or not self._has_current_ids(leaves):
+        ahead = None if self.reason else self._bags.current
+        seats = None if ahead is None else self._seats(ahead, leaves)
+        if ahead is None or seats is None:
             return self._as_it_stands(leaves, form)  # which plans on the spot what is not the batch's turn
         if self._num_warm < WARM_UP:
             return self._warm_up(leaves, form)
-        recording = self._recording_for(leaves, form, flights)
+        stream = current_stream(self._bags.device)
+        recording = self._recording_for(leaves, form, ahead.flights, seats, stream)
         if recording is None:
             return self._as_it_stands(leaves, form)
         self.num_replayed += 1
-        return recording.replay(leaves, flights)  # type: ignore[no-any-return]
+        return recording.replay(leaves, ahead.flights, stream)  # type: ignore[no-any-return]
 
-    def _recording_for(self, leaves: list[Any], form: Any, flights: list[Flight]) -> "_Recording | None":
+    def _seats(self, ahead: Ahead, leaves: list[Any]) -> tuple[int, ...] | None:
+        """Those of the current batch; None where it was not planned in the ring for training, or is not this one."""
+        bags = self._bags
+        if not bags.training or not torch.is_grad_enabled() or bags.is_accumulating or not ahead.is_of(leaves):
+            return None
+        seats: tuple[int, ...] = ()
+        for flight in ahead.flights:
+            if flight is None or flight.seat is None:
+                return None
+            seats += (flight.seat,)
+        return seats
+
+    def _recording_for(
+        self,
+        leaves: list[Any],
+        form: Any,
+        flights: list[Flight | None],
+        seats: tuple[int, ...],
+        stream: torch.cuda.Stream,
+    ) -> "_Recording | None":
         if self._streams is not None:
-            self._streams.follow(current_stream(self._bags.device))  # with new learning rates, and with the replay
+            self._streams.follow(stream)  # with new learning rates, and with the replay
         if not self._optimizers.are_as_noted():
             self._recordings.clear()
             self._recorder = None  # PyTorch gives up the memory of recordings with the last of them
-        seats = tuple([flight.seat for flight in flights])
         recording = self._recordings.get(seats)
         if recording is None or not recording.suits(leaves, form):
             try:
@@ -116,30 +137,6 @@ class GraphedStep(Generic[B, T]):
                 self._give_up(f"{kind}{error}")
                 return None
         return recording
-
-    def _flights(self) -> list[Flight] | None:
-        """The plans of the current batch, None where one of them was not made in the ring."""
-        ahead = self._bags.current
-        if ahead is None or not self._bags.training or not torch.is_grad_enabled() or self._bags.is_accumulating:
-            return None
-        flights: list[Flight] = []
-        for flight in ahead.flights:
-            if flight is None or flight.seat is None:
-                return None
-            flights.append(flight)
-        return flights
-
-    def _has_current_ids(self, leaves: list[Any]) -> bool:
-        """Whether this is the batch whose turn it is, with the ids that were planned."""
-        ahead = self._bags.current
-        assert ahead is not None
-        for ids in ahead.ids:
-            for leaf in leaves:
-                if leaf is ids:
-                    break
-            else:
-                return False
-        return ahead.is_unchanged()
 
     def _as_it_stands(self, leaves: list[Any], form: Any) -> T:
         """The step itself, on the batch as a recording sees it: on the device, but for its ids."""
@@ -167,7 +164,7 @@ class GraphedStep(Generic[B, T]):
         self._recordings.clear()
         logger.warning("training steps are not replayed from CUDA graphs: %s", reason)
 
-    def _record(self, leaves: list[Any], form: Any, flights: list[Flight]) -> "_Recording":
+    def _record(self, leaves: list[Any], form: Any, flights: list[Flight | None]) -> "_Recording":
         if self._recorder is None:
             self._recorder = Recorder(self._bags.device, PRIORITY)
         if self._streams is None:
@@ -190,17 +187,18 @@ class _Streams:
     def __init__(self, device: torch.device) -> None:
         self.copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.updating = torch.cuda.Stream(device, PRIORITY)  # type: ignore[no-untyped-call]
+        self._events = spare_events(device)
         self._callers: torch.cuda.Stream | None = None
         self._last: ReusedMark | None = None
 
     def follow(self, stream: torch.cuda.Stream) -> None:
         """Let a stream wait for the last replay, if that was in another one: recordings share their memory."""
         if stream is not self._callers and self._last is not None:
-            self._last.hold(stream)
+            self._last.hold_caller(stream)
 
     def replayed(self, stream: torch.cuda.Stream) -> ReusedMark:
         """The point behind what was replayed in a stream just now."""
-        self._callers, self._last = stream, ReusedMark(stream)
+        self._callers, self._last = stream, ReusedMark(stream, self._events)
         return self._last
 
 
@@ -213,43 +211,42 @@ class _Recording:
         bags: CachedModule,
         leaves: list[Any],
         form: Any,
-        flights: list[Flight],
+        flights: list[Flight | None],
         recorder: Recorder,
         streams: _Streams,
     ) -> None:
-        self._bags = bags
+        self._device = bags.device
         self._streams = streams
         self._form = form
-        self._memory = _memory(bags)
+        self._kinds = Kinds(leaves)
         ids = bags.current_ids()
-        self._is_ids = [any(leaf is tensor for tensor in ids) for leaf in leaves]
-        self._inputs = [
-            _stand_in(leaf, is_ids, bags.device) if isinstance(leaf, Tensor) else leaf
-            for leaf, is_ids in zip(leaves, self._is_ids, strict=True)
+        is_ids = [any(leaf is tensor for tensor in ids) for leaf in leaves]
+        inputs = [
+            _stand_in(leaf, stands_in, bags.device) if isinstance(leaf, Tensor) else leaf
+            for leaf, stands_in in zip(leaves, is_ids, strict=True)
         ]
         self._brought = [
-            (place, tensor)
-            for place, (tensor, is_ids) in enumerate(zip(self._inputs, self._is_ids, strict=True))
-            if isinstance(tensor, Tensor) and not is_ids
+            (place, CopiesFromHost(tensor))
+            for place, (tensor, stands_in) in enumerate(zip(inputs, is_ids, strict=True))
+            if isinstance(tensor, Tensor) and not stands_in
         ]
-        self._rates = [_Rates(group, bags.device) for group in bags.groups]
+        self._parts = [_Part(group, bags.device) for group in bags.groups]
         self._answers = Answers()
-        self._kept: list[tuple[Tensor, Tensor]] = []
-        self._copied: ReusedMark | None = None
-        stand_ins = [leaf for leaf, is_ids in zip(self._inputs, self._is_ids, strict=True) if is_ids]
+        self._kept: list[Tensor] = []
+        self._copied = StreamMark(streams.copying)  # nobody else has it
+        stand_ins = [leaf for leaf, stands_in in zip(inputs, is_ids, strict=True) if stands_in]
         with recorder.recording() as self._graph:
             # beside the first kernels, not before them
             begun = caller_mark(bags.device)
             with torch.cuda.stream(streams.copying):
                 begun.hold_caller()
-                for rates in self._rates:
-                    rates.on_device.copy_(rates.pinned, non_blocking=True)
+                for part in self._parts:
+                    part.on_device.copy_(part.pinned, non_blocking=True)
                 arrived = caller_mark(bags.device)
-            updates = [
-                RecordedUpdates(rates.group, rates.on_device, arrived, streams.updating) for rates in self._rates
-            ]
-            with bags.recorded(list(zip(flights, updates, strict=True)), stand_ins):
-                answer = step(put_together(self._inputs, form))
+            updates = [RecordedUpdates(part.group, part.on_device, arrived, streams.updating) for part in self._parts]
+            planned = [flight for flight in flights if flight is not None]
+            with bags.recorded(list(zip(planned, updates, strict=True)), stand_ins):
+                answer = step(put_together(inputs, form))
             for each in updates:
                 each.join()
             self._answers.record(answer)
@@ -261,83 +258,91 @@ class _Recording:
         """A graph that is still queued reads pinned memory, which must not be handed out again."""
         if hasattr(self, "_done") and not sys.is_finalizing():
             self._done.wait()
-            if self._copied is not None:  # and was not replayed
-                self._copied.wait()
+            self._copied.wait()  # also what was not replayed
 
     def suits(self, leaves: list[Any], form: Any) -> bool:
         """Whether this is a recording of the step on such a batch, with memory that is still there."""
-        if form != self._form or len(leaves) != len(self._inputs):
+        if form != self._form or not self._kinds.are_of(leaves):
             return False
-        for leaf, own in zip(leaves, self._inputs, strict=True):
-            if not same_leaf(leaf, own):
+        for part in self._parts:  # noqa: SIM110  (takes longer)
+            if part.memory != _memory(part.group):
                 return False
-        return self._memory == _memory(self._bags)
+        return True
 
-    def replay(self, leaves: list[Any], flights: list[Flight]) -> Any:
+    def replay(self, leaves: list[Any], flights: list[Flight | None], stream: torch.cuda.Stream) -> Any:
+        """Train on a batch, in the current stream of the bags' device."""
+        if torch._C._cuda_getDevice() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self.replay(leaves, flights, stream)
         # What the host writes next, the last replay has read: it was of a batch that had this seat before, and the
         # plan that took the seat waited for it. Unless it was of this batch.
         self._done.wait()
-        device, streams = self._bags.device, self._streams
-        stream = current_stream(device)
         answer = self._answers.next(stream)
-        with caller_device(device):
-            copied = self._bring(leaves)
-            if copied is not None:
-                copied.hold(stream)
-            self._bring_from_device(leaves)
-            for flight, rates in zip(flights, self._rates, strict=True):
-                rates.group.acquire(flight)
-                rates.next_step()
-            self._graph.replay()
-            self._done = streams.replayed(stream)
-        for flight, rates in zip(flights, self._rates, strict=True):
-            rates.group.note_use(flight, self._done)
+        on_device = self._bring(leaves, stream)
+        if on_device:
+            owns, given = zip(*on_device, strict=True)
+            torch._foreach_copy_(owns, given)
+        for flight, part in zip(flights, self._parts, strict=True):
+            assert flight is not None
+            part.group.acquire(flight)
+            part.next_step()
+        self._graph.replay()
+        self._done = self._streams.replayed(stream)
+        for flight, part in zip(flights, self._parts, strict=True):
+            assert flight is not None
+            part.group.note_use(flight, self._done)
         return answer
 
-    def _bring(self, leaves: list[Any]) -> ReusedMark | None:
-        """Copy the batch from the host to where the recording looks for it, while earlier batches train."""
-        pairs = [(own, leaves[place]) for place, own in self._brought if not leaves[place].is_cuda]
-        if not pairs:
-            return None
-        self._kept = pairs  # until the next replay, which waits for this one
-        with on_stream(self._streams.copying):
-            for own, leaf in pairs:
-                copy_from_host(own, leaf)
-            self._copied = ReusedMark(self._streams.copying)
-        return self._copied
+    def _bring(self, leaves: list[Any], stream: torch.cuda.Stream) -> list[tuple[Tensor, Tensor]]:
+        """Copy the batch from the host to where the recording looks for it, while earlier batches train.
 
-    def _bring_from_device(self, leaves: list[Any]) -> None:
-        """The same for what the caller has on the device already."""
-        pairs = [(own, leaves[place]) for place, own in self._brought if leaves[place].is_cuda]
-        if pairs:
-            owns, given = zip(*pairs, strict=True)
-            torch._foreach_copy_(owns, given)
+        The stream waits for that.
+
+        Returns:
+            What the caller has on the device already, behind where it must go.
+        """
+        on_device: list[tuple[Tensor, Tensor]] = []
+        kept: list[Tensor] = []
+        self._kept = kept  # until the next replay, which waits for this one
+        for place, own in self._brought:
+            leaf: Tensor = leaves[place]
+            if leaf.is_cuda:
+                on_device.append((own.target, leaf))
+            else:
+                kept += (leaf,)
+                own.copy(leaf, self._streams.copying)
+        if kept:
+            self._copied.renew(self._streams.copying)
+            self._copied.hold_caller(stream)
+        return on_device
 
 
-class _Rates:
-    """The numbers of a group's row optimizer, on their way to a recording."""
+class _Part:
+    """A group's part of a recording: the memory it points to, the numbers of the row optimizer on their way to it."""
 
     def __init__(self, group: RowGroup, device: torch.device) -> None:
         assert group.optimizer is not None
         self.group = group
+        self.memory = _memory(group)
         self._rule = group.optimizer.rule
         count = len(numbers(self._rule, group.optimizer.hyper(1)))
         self.pinned = torch.zeros(count, dtype=torch.float32, pin_memory=True)
         self.on_device = torch.zeros(count, dtype=torch.float32, device=device)
         self._write = self.pinned.numpy()
+        self._hyper: tuple[float, ...] | None = None  # of which the numbers are there
 
     def next_step(self) -> None:
-        # the recording was replayed last for a batch whose seat has been taken again, so it has read the old ones
-        self._write[:] = numbers(self._rule, self.group.next_step())
+        hyper = self.group.next_step()
+        if hyper != self._hyper:
+            # the recording was replayed last for a batch whose seat has been taken again, so it has read the old ones
+            self._write[:] = numbers(self._rule, hyper)
+            self._hyper = hyper
 
 
-def _memory(bags: CachedModule) -> list[int]:
-    """What a recording points to: the rings, and the caches, which an overflow can make larger."""
-    return [
-        number
-        for group in bags.groups
-        for number in (-1 if group.ring is None else group.ring.serial, group.cache.data_ptr())
-    ]
+def _memory(group: RowGroup) -> tuple[int, int]:
+    """What a recording points to: the ring, and the cache, which an overflow can make larger."""
+    ring = group.seating.ring
+    return -1 if ring is None else ring.serial, group.cache.data_ptr()
 
 
 def _row_rates(bags: CachedModule) -> list[Any]:

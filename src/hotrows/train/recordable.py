@@ -7,6 +7,7 @@ rate may change because it becomes a tensor; whatever else changes makes the rec
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,10 @@ class DenseOptimizers:
 
     def are_as_noted(self) -> bool:
         """Whether what was recorded still holds. A learning rate set anew is put where a recording reads it."""
-        return all(noted.holds() for noted in self._noted)
+        for noted in self._noted:  # noqa: SIM110  (takes longer)
+            if not noted.holds():
+                return False
+        return True
 
 
 class _Noted:
@@ -94,16 +98,24 @@ class _Noted:
         self.rates: list[Tensor] = [group["lr"] for group in self._groups]
         self._numbers = [_numbers(group) for group in self._groups]
         self._params = [_identities(group["params"]) for group in self._groups]
-        self._alive = [list(group["params"]) for group in self._groups]  # so that no other gets the id of one
         self._states = [
             (param, self._state[param], [pair for pair in self._state[param].items() if isinstance(pair[1], Tensor)])
             for group in self._groups
             for param in group["params"]
             if param in self._state
         ]
+        # all there is: also kept so that nothing else gets the identity of a part
+        self._objects, *self._facts = _everything(optimizer)
 
     def holds(self) -> bool:
-        """Asked at every step, so written for speed."""
+        """Asked at every step, so written for speed: nearly always it is untouched."""
+        objects, *facts = _everything(self._optimizer)
+        noted = self._objects
+        is_untouched = facts == self._facts and len(objects) == len(noted) and all(map(is_, objects, noted))
+        return is_untouched or self._holds_still()
+
+    def _holds_still(self) -> bool:
+        """Whether what a recording needs still is there, though something has changed."""
         optimizer, groups = self._optimizer, self._optimizer.param_groups  # loading a state makes new ones
         if optimizer.state is not self._state or len(groups) != len(self._groups):
             return False
@@ -127,6 +139,31 @@ class _Noted:
                 if state.get(name) is not part:
                     return False
         return True
+
+
+def _everything(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any], list[int], list[bool]]:
+    """All objects that an optimizer consists of, and their names; where its parameters are, and whether they train."""
+    objects: list[Any] = [optimizer.state]
+    names: list[Any] = []
+    addresses: list[int] = []
+    train: list[bool] = []
+    for group in optimizer.param_groups:
+        params = group["params"]
+        objects += (group,)
+        objects += group.values()
+        objects += params
+        names += group
+        addresses += map(Tensor.data_ptr, params)
+        train += map(_requires_grad, params)
+    for param, state in optimizer.state.items():
+        objects += (param, state)
+        if isinstance(state, dict):
+            objects += state.values()
+            names += state
+    return objects, names, addresses, train
+
+
+_requires_grad = attrgetter("requires_grad")
 
 
 def _identities(params: list[Tensor]) -> tuple[list[int], list[int], list[bool]]:

@@ -50,15 +50,15 @@ class HashIndex(Index):
         self.cell_of[nowhere] = cells.int()
 
     def maintain(self, most_replaced: int) -> None:
-        most = min(most_replaced, self.slots.num)
         num = self.slots.num
+        most = most_replaced if most_replaced < num else num  # `min` takes longer
         if self._erased > num // 2 or self._erased + self._most_pending + most > MOST_ERASED * num:
             with writable_state():
                 self.rebuild()
         self._most_pending += most
 
     def replaced(self, num: int, most: int) -> None:
-        self._most_pending -= min(most, self.slots.num)
+        self._most_pending -= most if most < self.slots.num else self.slots.num
         self._erased += num
 
     def rebuild(self) -> None:

@@ -22,11 +22,13 @@ class UpcomingUses:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._in_window: dict[int, int] = {}
+        self._in_window: dict[int, int] = {}  # batch → how many rows it has
+        self._num_in_window = 0  # rows of all of them
         self._most_erased = 0
         self.generation = 0  # how often its arrays were made anew
         # made by the first `add`, in the lane that will use it
         self._keys, self._uses = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+        self._most_taken = -1.0  # cells
 
     def add(self, rows: Tensor, num: Tensor, number: int) -> None:
         """Batch `number` will need the first `num` of these distinct rows."""
@@ -44,12 +46,12 @@ class UpcomingUses:
         if not self.has_room(most_rows):
             with writable_state():
                 self._make_room(most_rows)
+        self._num_in_window += most_rows - self._in_window.get(number, 0)
         self._in_window[number] = most_rows
 
     def has_room(self, num_rows: int) -> bool:
         """Whether so many rows more can be added without building the table anew."""
-        taken = sum(self._in_window.values()) + self._most_erased
-        return taken + num_rows <= FULL * (self._keys.numel() - 1)
+        return self._num_in_window + self._most_erased + num_rows <= self._most_taken
 
     def arrays(self) -> tuple[Tensor, Tensor, int]:
         """Rows by cell, uses by cell, and the number of cells that are searched; valid for this generation."""
@@ -79,14 +81,17 @@ class UpcomingUses:
     def count(self, number: int, num_rows: int) -> None:
         """The host has learned how many rows batch `number` has."""
         if number in self._in_window:
+            self._num_in_window += num_rows - self._in_window[number]
             self._in_window[number] = num_rows
 
     def leave(self, number: int) -> None:
         """Batch `number` is no longer ahead."""
-        self._most_erased += self._in_window.pop(number)
+        num_rows = self._in_window.pop(number)
+        self._num_in_window -= num_rows
+        self._most_erased += num_rows
 
     def _make_room(self, num_rows: int) -> None:
-        live = sum(self._in_window.values()) + num_rows
+        live = self._num_in_window + num_rows
         wanted = max(SMALLEST, int(ROOM * live))
         grows = wanted > self._keys.numel() - 1
         old_keys, old_uses = self._keys, self._uses
@@ -99,6 +104,7 @@ class UpcomingUses:
         self._most_erased = 0
         if grows:
             self._keys, self._uses = keys, uses
+            self._most_taken = FULL * (keys.numel() - 1)
             self.generation += 1
         else:
             old_keys.copy_(keys)
