@@ -1,13 +1,16 @@
 """Batches announced and planned in a ring: on the CPU its kernels run in the interpreter, and nothing is recorded."""
 
+import contextlib
 import gc
+import signal
 import weakref
 
 import pytest
 import torch
 
 import hotrows
-from hotrows.cache import scan
+from hotrows.cache import fused, scan
+from hotrows.cache import ring as ring_module
 
 SIZES = {"a": 300, "b": 7}
 NUM_BATCHES = 14
@@ -143,3 +146,73 @@ def test_bags_are_let_go_with_their_last_user():
         assert group() is None
     finally:
         gc.enable()
+
+
+def run_until_interrupted(bags):
+    """How many batches have trained."""
+    trained = 0
+    with contextlib.suppress(KeyboardInterrupt):
+        for ids in hotrows.lookahead(make_batches(12), bags, depth=2, window=5, ids=lambda b: b):
+            (bags(ids) ** 2).sum().backward()
+            trained += 1
+        pytest.fail("was not interrupted")
+    return trained
+
+
+def make_bags(ring: bool):
+    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
+    bags = hotrows.EmbeddingBagCollection(tables, 4, optimizer=hotrows.optim.SGD(lr=0.1), cache=90, index="hash")
+    bags.groups[0].uses_ring = ring
+    return bags
+
+
+def check_goes_on(bags, trained):
+    """Another epoch after the interrupt is the same as without a ring."""
+    plain = make_bags(ring=False)
+    for each, num in ((bags, 0), (plain, trained)):
+        for ids in make_batches(12)[:num]:
+            (each(ids) ** 2).sum().backward()
+        for ids in hotrows.lookahead(make_batches(12), each, depth=2, window=5, ids=lambda b: b):
+            (each(ids) ** 2).sum().backward()
+    same({name: bags.weight(name) for name in SIZES}, {name: plain.weight(name) for name in SIZES})
+
+
+@pytest.mark.parametrize("turn", [1, 5, 9])
+def test_an_interrupt_before_a_turn_is_counted(turn, monkeypatch):
+    bags, turns = make_bags(ring=True), []
+    lane = bags.groups[0].plan_lane.submit
+
+    def submit(work, after=(), recorded=False):
+        mark = lane(work, after, recorded)
+        turns.extend([mark] if recorded else [])
+        if recorded and len(turns) == turn:
+            raise KeyboardInterrupt
+        return mark
+
+    monkeypatch.setattr(bags.groups[0].plan_lane, "submit", submit)
+    trained = run_until_interrupted(bags)
+    assert bags.groups[0].ring.is_broken
+    check_goes_on(bags, trained)
+
+
+@pytest.mark.parametrize("turn", [1, 4])
+def test_ctrl_c_while_a_turn_is_being_compiled(turn, monkeypatch):
+    """Rows that were given a slot have come to it."""
+    bags, spread, turns = make_bags(ring=True), fused.FusedPlanner._spread, []
+
+    def interrupted(self, *arguments):
+        turns.append(self)
+        if len(turns) == turn:
+            signal.raise_signal(signal.SIGINT)
+        return spread(self, *arguments)
+
+    monkeypatch.setattr(fused.FusedPlanner, "_spread", interrupted)
+    trained = run_until_interrupted(bags)
+    bags.flush()
+    check_goes_on(bags, trained)
+
+
+def test_more_turns_than_there_are_numbers_for(monkeypatch):
+    monkeypatch.setattr(ring_module, "NUM_TURNS", 3)
+    batches = make_batches(12)
+    same(train(batches, ring=True, cache=90, index="hash")[0], train(batches, ring=False, cache=90, index="hash")[0])

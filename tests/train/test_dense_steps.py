@@ -1,6 +1,7 @@
 """Steps of fused optimizers are computed by our kernel, and by PyTorch's where ours does not do."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -241,3 +242,38 @@ def test_steps_on_a_gpu_are_ours(case, monkeypatch):
     with dense_steps():
         optimizer.step()
     assert names == ["ours"]
+
+
+def test_steps_of_other_threads_are_their_own():
+    """Another thread takes a fused step, without hotrows, while this one enters and leaves."""
+    inside, go_on, modes = threading.Event(), threading.Event(), []
+
+    def other():
+        param = torch.nn.Parameter(torch.ones(3))
+        param.grad = torch.ones(3)
+
+        def closure():
+            inside.set()
+            go_on.wait(10)
+            return torch.zeros(())
+
+        torch.optim.SGD([param], lr=0.1, fused=True).step(closure)
+        modes.append(_get_current_dispatch_mode())
+
+    thread = threading.Thread(target=other)
+    with dense_steps():
+        thread.start()
+        assert inside.wait(10)
+    go_on.set()
+    thread.join()
+    assert modes == [None]
+    assert _get_current_dispatch_mode() is None
+
+
+def test_tensors_that_know_themselves_how_they_step_are_left_alone():
+    class OnDevice(torch.Tensor):
+        is_cuda = True
+
+    rate, tensors = torch.zeros(()).as_subclass(OnDevice), [torch.zeros(3).as_subclass(OnDevice)]
+    assert not dense_step.has_kernel(rate, [], tensors, tensors)
+    assert not dense_step.has_kernel(torch.zeros(()), [], [])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hotrows
+from hotrows.train.dense_steps import dense_steps
 from hotrows.train.graphs import WARM_UP
 
 SIZES = {"a": 3000, "b": 40, "c": 5}
@@ -249,6 +250,38 @@ def test_several_epochs_and_reads_between():
     assert torch.equal(results[0][0], results[1][0])
     for name in SIZES:
         assert torch.equal(results[0][1][name], results[1][1][name])
+
+
+@gpu
+@pytest.mark.parametrize("change", ["unfrozen", "state cleared"])
+def test_state_that_is_made_late_is_made_once(change):
+    """What a recording made, every replay would make anew."""
+    results = []
+    for graphs in (True, False):
+        torch.manual_seed(0)
+        bags, model = make_bags(), torch.nn.Sequential(torch.nn.Linear(DIM, 8), torch.nn.Linear(8, 1)).cuda()
+        model[0].requires_grad_(change != "unfrozen")
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+
+        def step(batch, bags=bags, model=model, optimizer=optimizer):
+            loss = (model(bags(batch.ids).sum(1)) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        one = hotrows.graphed(step, bags) if graphs else dense_steps()(step)
+        losses = []
+        for number, batch in enumerate(hotrows.lookahead(make_batches(), bags, depth=2, window=6)):
+            if number == NUM_STEPS // 2:
+                model[0].requires_grad_(True)
+                if change == "state cleared":
+                    optimizer.state.clear()
+            losses.append(one(batch))
+        assert not graphs or one.reason is None
+        assert not graphs or one.num_as_it_stands == WARM_UP + 1
+        results.append(torch.stack(losses))
+    torch.testing.assert_close(*results)
 
 
 @gpu

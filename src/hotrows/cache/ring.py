@@ -25,6 +25,7 @@ from hotrows.cache.planner import Counts, Plan, Planner
 from hotrows.cache.policies import Lookahead
 from hotrows.cache.recording import Recorder
 from hotrows.cache.resident import ResidentPlanner
+from hotrows.cache.uninterrupted import uninterrupted
 from hotrows.ops.plan import kernel
 
 _serials = itertools.count()
@@ -87,7 +88,8 @@ class Ring:
         self._write = numbers.numpy().data.cast("B")
         self._numbers = [0] * kernel.NUM_NUMBERS  # of the next turn
         self._turn = 0
-        self.is_broken = False  # a turn failed half way, so that host and device may not agree on their number
+        # from when a turn is run until it is counted: where that fails, host and device may not agree on their number
+        self.is_broken = False
         self._read: list[Mark | None] = [None] * NUM_TURNS  # when the numbers of a turn have been
         self._fused = FusedPlanner(planner, part, shape[0], num_rows, self.places, self.seats, numbers)
         policy = None if self._slots_planner is None else self._slots_planner.policy
@@ -155,7 +157,7 @@ class Ring:
     def run(self, announces: bool, plans: bool, cache_address: int) -> None:
         """Announce a batch, then plan another, all or nothing, and carry out its moves: what was prepared.
 
-        What was recorded holds for the memory of that time: the table of upcoming uses, and the cache.
+        What was recorded holds for the memory of that time: the table of upcoming uses, and the cache. Call `ran` then.
         """
         at = self._turn % NUM_TURNS
         read = self._read[at]
@@ -165,7 +167,7 @@ class Ring:
         kind = announces, plans
         self.is_broken = True
         if self._recorder is None or kind not in self._compiled:
-            with writable_state():
+            with uninterrupted(), writable_state():  # rows that have a slot must come to it, and compiling takes long
                 self._work(announces, plans)
             self._compiled.add(kind)
         else:
@@ -176,7 +178,6 @@ class Ring:
                     self._work(announces, plans)
                 found = self._recordings[kind] = (memory, graph)
             found[1].replay()
-        self.is_broken = False
 
     def _work(self, announces: bool, plans: bool) -> None:
         self._fused.turn(self._ids.target, announces, plans)
@@ -187,6 +188,7 @@ class Ring:
         """A turn was queued, and is done at the mark."""
         self._read[self._turn % NUM_TURNS] = mark
         self._turn += 1
+        self.is_broken = False
 
     def plan_in(self, seat: int, batch: int, number: int, num_rows: int, looked_at_all: bool) -> Plan:
         """The plan in a seat, of a batch of at most so many rows."""

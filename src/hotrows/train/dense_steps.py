@@ -4,8 +4,10 @@ The optimizers stay as they are, with their hooks, groups and states: only the o
 is another.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,31 +19,57 @@ from hotrows.ops import dense_step
 from hotrows.ops.dense_step import has_kernel
 
 
+class _Thread(threading.local):
+    """What belongs to a thread, as the stack of modes does."""
+
+    def __init__(self) -> None:
+        self.depth = 0  # of `dense_steps`
+        self.entered: list[AbstractContextManager[object]] = []  # for steps that are being taken
+
+
+_thread = _Thread()
+
+
 @contextmanager
 def dense_steps() -> Iterator[None]:
     """Meanwhile, steps of fused optimizers with a rate on the device are computed by `ops.dense_step`, if they can be.
 
-    Called with a function it gives that function, run so.
+    That is: steps that this thread takes. Called with a function it gives that function, run so.
     """
-    entered: list[AbstractContextManager[object]] = []
-
-    def enter(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        is_fused = any(group.get("fused") for group in optimizer.param_groups)
-        mode: AbstractContextManager[object] = _OwnSteps() if is_fused else nullcontext()  # type: ignore[no-untyped-call]
-        mode.__enter__()
-        entered.append(mode)
-
-    def leave(*_: Any) -> None:
-        entered.pop().__exit__(None, None, None)
-
-    handles = [register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)]
+    _register()
+    num_entered = len(_thread.entered)
+    _thread.depth += 1
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
-        while entered:  # a step has raised
-            leave()
+        _thread.depth -= 1
+        while len(_thread.entered) > num_entered:  # a step has raised
+            _leave()
+
+
+@cache
+def _register() -> None:
+    """Once and for all: other threads may be walking over the hooks."""
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.compiler.is_compiling() or _thread.depth == 0:
+        return
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    mode: AbstractContextManager[object] = _OwnSteps() if is_fused else nullcontext()  # type: ignore[no-untyped-call]
+    mode.__enter__()
+    _thread.entered.append(mode)
+
+
+def _after_step(*_: Any) -> None:
+    if not torch.compiler.is_compiling() and _thread.depth > 0:
+        _leave()
+
+
+def _leave() -> None:
+    _thread.entered.pop().__exit__(None, None, None)
 
 
 class _OwnSteps(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -93,10 +93,12 @@ class GraphedStep(Generic[B, T]):
         seats = None if ahead is None else self._seats(ahead, leaves)
         if ahead is None or seats is None:
             return self._as_it_stands(leaves, form)  # which plans on the spot what is not the batch's turn
-        if self._num_warm < WARM_UP:
-            return self._warm_up(leaves, form)
         stream = current_stream(self._bags.device)
-        recording = self._recording_for(leaves, form, ahead.flights, seats, stream)
+        if self._streams is not None:
+            self._streams.follow(stream)  # with new learning rates, and with the replay
+        if self._num_warm < WARM_UP or self._have_changed():
+            return self._warm_up(leaves, form)
+        recording = self._recording_for(leaves, form, ahead.flights, seats)
         if recording is None:
             return self._as_it_stands(leaves, form)
         self.num_replayed += 1
@@ -114,19 +116,26 @@ class GraphedStep(Generic[B, T]):
             seats += (flight.seat,)
         return seats
 
+    def _have_changed(self) -> bool:
+        """Whether the optimizers have. One step then runs as it stands: it may make state, which no recording must."""
+        if self._optimizers.are_as_noted():
+            return False
+        self._recordings.clear()
+        self._recorder = None  # PyTorch gives up the memory of recordings with the last of them
+        try:
+            self._count_recording()
+        except CannotRecordError as error:
+            self._give_up(str(error))
+        return True
+
+    def _count_recording(self) -> None:
+        self._num_recorded += 1
+        if self._num_recorded > self.num_replayed // 8 + SPARE_RECORDINGS:
+            raise CannotRecordError("its batches, parameters or optimizers change from call to call")
+
     def _recording_for(
-        self,
-        leaves: list[Any],
-        form: Any,
-        flights: list[Flight | None],
-        seats: tuple[int, ...],
-        stream: torch.cuda.Stream,
+        self, leaves: list[Any], form: Any, flights: list[Flight | None], seats: tuple[int, ...]
     ) -> "_Recording | None":
-        if self._streams is not None:
-            self._streams.follow(stream)  # with new learning rates, and with the replay
-        if not self._optimizers.are_as_noted():
-            self._recordings.clear()
-            self._recorder = None  # PyTorch gives up the memory of recordings with the last of them
         recording = self._recordings.get(seats)
         if recording is None or not recording.suits(leaves, form):
             try:
@@ -169,9 +178,7 @@ class GraphedStep(Generic[B, T]):
             self._recorder = Recorder(self._bags.device, PRIORITY)
         if self._streams is None:
             self._streams = _Streams(self._bags.device)
-        self._num_recorded += 1
-        if self._num_recorded > self.num_replayed // 8 + SPARE_RECORDINGS:
-            raise CannotRecordError("its batches, parameters or optimizers change from call to call")
+        self._count_recording()
         self._optimizers.zero_grad()
         self._optimizers.note()
         rates, row_rates = self._optimizers.rate_versions(), _row_rates(self._bags)

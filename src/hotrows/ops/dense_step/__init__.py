@@ -5,13 +5,17 @@ from torch import Tensor
 
 from hotrows.ops.dense_step import reference
 
+_PLAIN = (Tensor, torch.nn.Parameter)  # others, as DTensor, know themselves how they step
+
 
 def has_kernel(lr: Tensor, steps: list[Tensor], *lists: list[Tensor]) -> bool:
     """Whether the kernel takes parameters like these; `lists` are they, their gradients and their states."""
     params = lists[0]
     scalars = [lr, *steps]
     return (
-        all(tensor.is_cuda and tensor.dtype == torch.float32 for tensors in (scalars, *lists) for tensor in tensors)
+        len(params) > 0
+        and all(type(tensor) in _PLAIN for tensors in (scalars, *lists) for tensor in tensors)
+        and all(tensor.is_cuda and tensor.dtype == torch.float32 for tensors in (scalars, *lists) for tensor in tensors)
         and all(tensor.device == params[0].device for tensors in (scalars, *lists) for tensor in tensors)
         and all(tensor.is_contiguous() for tensors in lists for tensor in tensors)
         and all(scalar.numel() == 1 for scalar in scalars)

@@ -1,8 +1,8 @@
 """Steps of dense optimizers in Triton: one launch for many tensors, cut into tiles.
 
 Multiply and add are contracted where PyTorch's fused Adam does so and nowhere else, division and root are exactly
-rounded: bits do not depend on how tensors are cut, and are PyTorch's unless the power of a beta differs in the last
-one, which is exactly rounded here. SGD is computed in float64, as in PyTorch.
+rounded: bits do not depend on how tensors are cut, and for betas from ½ on are PyTorch's unless the power of a beta
+differs in the last one, which is exactly rounded here. SGD is computed in float64, as in PyTorch.
 """
 
 import math

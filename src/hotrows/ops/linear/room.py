@@ -6,6 +6,7 @@ taken by another kernel, a program waits until others have ended, and the produc
 """
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,19 +16,21 @@ from torch import Tensor
 
 FREE = 4  # multiprocessors; rows are moved by three
 FEWEST = 64  # a smaller device has none to spare
+SUCCESS = 0
 
 
 @contextmanager
 def with_room(operand: Tensor) -> Iterator[None]:
     """What this thread multiplies inside by cuBLAS, on the operand's device, leaves `FREE` multiprocessors alone."""
-    library = _cublas() if operand.is_cuda and operand.device.index == torch.cuda.current_device() else None
-    count = torch.cuda.get_device_properties(operand.device).multi_processor_count if library is not None else 0
-    if library is None or count < FEWEST or FREE == 0:
+    if torch.compiler.is_compiling() or not operand.is_cuda or operand.device.index != torch.cuda.current_device():
         yield
         return
+    library, before = _cublas(), ctypes.c_int(0)
+    count = torch.cuda.get_device_properties(operand.device).multi_processor_count
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())  # type: ignore[no-untyped-call]
-    before = ctypes.c_int(0)
-    library.cublasGetSmCountTarget(handle, ctypes.byref(before))
+    if library is None or count < FEWEST or library.cublasGetSmCountTarget(handle, ctypes.byref(before)) != SUCCESS:
+        yield
+        return
     library.cublasSetSmCountTarget(handle, count - FREE)
     try:
         yield
@@ -37,12 +40,12 @@ def with_room(operand: Tensor) -> Iterator[None]:
 
 @cache
 def _cublas() -> ctypes.CDLL | None:
-    """The library that PyTorch has loaded, None where there is none of that name."""
-    version = torch.version.cuda
-    if version is None:
+    """The library that PyTorch has loaded, None where there is none of that name: its handle is for no other."""
+    version, loaded_already = torch.version.cuda, getattr(os, "RTLD_NOLOAD", None)
+    if version is None or loaded_already is None:
         return None
     try:
-        library = ctypes.CDLL(f"libcublas.so.{version.split('.')[0]}")
+        library = ctypes.CDLL(f"libcublas.so.{version.split('.')[0]}", mode=loaded_already | os.RTLD_NOW)
     except OSError:
         return None
     return library if hasattr(library, "cublasSetSmCountTarget") else None
