@@ -1,8 +1,8 @@
 """Steps of dense optimizers in Triton: one launch for many tensors, cut into tiles.
 
-Multiply and add are contracted where PyTorch's fused Adam does so and nowhere else, division and root are exactly
-rounded: bits do not depend on how tensors are cut, and for betas from ½ on are PyTorch's unless the power of a beta
-differs in the last one, which is exactly rounded here. SGD is computed in float64, as in PyTorch.
+Multiply and add are contracted where PyTorch's fused kernels do so and nowhere else, division and root are exactly
+rounded: bits do not depend on how tensors are cut. A step differs from PyTorch's in the last one at most, Adam's for
+betas from ½ on and unless the power of a beta does, which is exactly rounded here.
 """
 
 import math
@@ -37,27 +37,23 @@ def _sgd_tile(
     weight_decay,
     momentum,
     dampening,
-    DECAYS: tl.constexpr,
     NESTEROV: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     FIRST_STEP: tl.constexpr,
 ):
-    # in float64 with what is kept rounded to float32, as PyTorch's kernel does it: its numbers are doubles
-    old = tl.load(param, mask=mask).to(tl.float64)
+    old = tl.load(param, mask=mask)
     change = tl.load(grad, mask=mask)
     if MAXIMIZE:
         change = -change
-    if DECAYS:
-        change = (change.to(tl.float64) + weight_decay * old).to(tl.float32)
+    if weight_decay is not None:
+        change = tl.fma(old, weight_decay, change)
     if buffer is not None:
         velocity = change
         if not FIRST_STEP:
-            before = tl.load(buffer, mask=mask).to(tl.float64)
-            velocity = (momentum * before + (1.0 - dampening) * change.to(tl.float64)).to(tl.float32)
+            velocity = tl.fma(tl.load(buffer, mask=mask), momentum, (1.0 - dampening) * change)
         tl.store(buffer, velocity, mask=mask)
-        ahead = (change.to(tl.float64) + momentum * velocity.to(tl.float64)).to(tl.float32)
-        change = ahead if NESTEROV else velocity
-    tl.store(param, (old - lr.to(tl.float64) * change.to(tl.float64)).to(tl.float32), mask=mask)
+        change = tl.fma(velocity, momentum, change) if NESTEROV else velocity
+    tl.store(param, tl.fma(change, -lr, old), mask=mask)
 
 
 @triton.jit
@@ -68,10 +64,9 @@ def _sgd(
     sizes,
     firsts,
     lr,
-    weight_decay: tl.float64,
-    momentum: tl.float64,
-    dampening: tl.float64,
-    DECAYS: tl.constexpr,
+    weight_decay,
+    momentum,
+    dampening,
     NESTEROV: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     FIRST_STEP: tl.constexpr,
@@ -88,13 +83,11 @@ def _sgd(
     rate = tl.load(lr)
     if begin + TILE <= size:  # without a mask, so that four elements are loaded at once
         _sgd_tile(
-            param, grad, buffer, None, rate, weight_decay, momentum, dampening, DECAYS, NESTEROV, MAXIMIZE,
-            FIRST_STEP,
+            param, grad, buffer, None, rate, weight_decay, momentum, dampening, NESTEROV, MAXIMIZE, FIRST_STEP
         )  # fmt: skip
     else:
         _sgd_tile(
-            param, grad, buffer, at < size, rate, weight_decay, momentum, dampening, DECAYS, NESTEROV, MAXIMIZE,
-            FIRST_STEP,
+            param, grad, buffer, at < size, rate, weight_decay, momentum, dampening, NESTEROV, MAXIMIZE, FIRST_STEP
         )  # fmt: skip
 
 
@@ -199,10 +192,9 @@ def sgd(
             sizes,
             firsts,
             lr,
-            weight_decay,
+            None if weight_decay == 0 else weight_decay,
             momentum,
             dampening,
-            DECAYS=weight_decay != 0,
             NESTEROV=nesterov,
             MAXIMIZE=maximize,
             FIRST_STEP=is_first_step,

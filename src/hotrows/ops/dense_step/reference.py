@@ -1,7 +1,6 @@
 """Steps of dense optimizers in plain PyTorch, with the arithmetic of PyTorch's fused kernels for CUDA.
 
-SGD is computed in float64 and what is kept rounded to float32. All numbers of Adam are float32, also the betas, and
-what its kernel multiplies and adds at once is rounded once.
+All numbers are float32, also the betas, and what those kernels multiply and add at once is rounded once.
 """
 
 import torch
@@ -23,14 +22,15 @@ def sgd(
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         change = -grad if maximize else grad
         if weight_decay != 0:
-            change = (change.double() + weight_decay * param.double()).float()
+            change = _multiply_add(_float(weight_decay), param, change)
         if momentum != 0:
             if is_first_step:
                 buffers[i].copy_(change)
             else:
-                buffers[i].copy_(momentum * buffers[i].double() + (1 - dampening) * change.double())
-            change = (change.double() + momentum * buffers[i].double()).float() if nesterov else buffers[i]
-        param.copy_(param.double() - lr.double() * change.double())
+                share = (1 - _float(dampening)) * change
+                buffers[i].copy_(_multiply_add(_float(momentum), buffers[i], share))
+            change = _multiply_add(_float(momentum), buffers[i], change) if nesterov else buffers[i]
+        param.copy_(_multiply_add(-lr, change, param))
 
 
 def adam(
