@@ -47,6 +47,8 @@ def test_a_figure_that_does_not_is_exit_code_1(tmp_path: Path) -> None:
         (("heca", "fig2"), "heca has no 'fig2' to reproduce: known are fig1, fig6"),
         (("heca", "--scale", "huge"), "scale is 'huge': known are small, full"),
         (("heca", "--steps", "1"), "steps is 1, it must be 2 or more"),
+        (("heca", "--precision", "tf32", "--device", "cpu"), "precision is 'tf32': allowed is fp32 on a CPU"),
+        (("heca", "--precision", "fp8", "--device", "cpu"), "precision is 'fp8': allowed is fp32 on a CPU"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -389,14 +389,17 @@ def test_products_leave_room_and_nothing_else_does():
 
     count = torch.cuda.get_device_properties(0).multi_processor_count
     before = target()
-    with room.with_room(torch.zeros(1, device="cuda")):
+    large, small = torch.zeros(16384, 1, device="cuda"), torch.zeros(1, 1024, device="cuda")
+    with room.with_room(large, small):
         assert target() == count - room.FREE
-        with pytest.raises(RuntimeError), room.with_room(torch.zeros(1, device="cuda")):
+        with pytest.raises(RuntimeError), room.with_room(large, small):
             raise RuntimeError
         assert target() == count - room.FREE
     assert target() == before
+    with room.with_room(small.t(), small):  # fewer tiles than multiprocessors
+        assert target() == before
 
 
 def test_without_a_gpu_there_is_no_room_to_leave():
-    with room.with_room(torch.zeros(1)):
+    with room.with_room(torch.zeros(16384, 1), torch.zeros(1, 1024)):
         pass

@@ -25,6 +25,9 @@ def reproduce(
     ] = None,
     avazu: Annotated[str | None, typer.Option(help="A prepared directory in place of the synthetic Avazu.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps of each run; by default the scale's.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 or bf16; by default tf32 for full scale on a GPU, else fp32.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     out: Annotated[Path, typer.Option(help="CSV, PNG and JSON go to a folder of the paper's name in here.")] = Path(
         "runs/reproduce"
@@ -46,6 +49,7 @@ def reproduce(
     with said_plainly():
         from hotrows.reproduce.bench import Bench
         from hotrows.reproduce.experiment import choose
+        from hotrows.train.config import PRECISIONS
         from hotrows.train.run import choose_device
 
         if paper not in PAPERS:
@@ -56,9 +60,13 @@ def reproduce(
         if steps is not None and steps < 2:
             raise ValueError(f"steps is {steps}, it must be 2 or more")
         chosen = choose(PAPERS[paper].experiments, figures or [], paper)
-        choose_device(device)
+        on_gpu = choose_device(device).type == "cuda"
+        precision = precision or ("tf32" if on_gpu and scale == "full" else "fp32")
+        if precision not in PRECISIONS or (precision != "fp32" and not on_gpu):
+            allowed = ", ".join(PRECISIONS) if on_gpu else "fp32 on a CPU"
+            raise ValueError(f"precision is {precision!r}: allowed is {allowed}")
         given = {shape: name for shape, name in (("criteo-kaggle", data), ("avazu", avazu)) if name is not None}
-        found, interrupted = _run_all(paper, chosen, Bench(scales[scale], device, given, steps), out / paper)
+        found, interrupted = _run_all(paper, chosen, Bench(scales[scale], device, given, steps, precision), out / paper)
     failed = [
         f"{one['figure']}: {claim['text']}" for one in found for claim in one["claims"] if claim["holds"] is False
     ]

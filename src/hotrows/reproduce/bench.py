@@ -59,6 +59,7 @@ class Bench:
     Args:
         given: data sets to take in place of the synthetic ones, by the shape they stand for.
         steps: of each training run; None for the scale's.
+        precision: of each training run, as in a run's configuration.
         progress: is told what is being done, and the share of it that is done.
     """
 
@@ -66,6 +67,7 @@ class Bench:
     device: str = "auto"
     given: dict[str, str] = field(default_factory=dict)
     steps: int | None = None
+    precision: str = "fp32"
     progress: Callable[[str, float], None] = lambda step, done: None
     _kept: dict[str, KeptDataSet] = field(default_factory=dict)
     _trained: dict[str, Trained] = field(default_factory=dict)
@@ -117,6 +119,7 @@ class Bench:
         A run that was made is not made again, but for one with another number `again`.
         """
         config.data, config.device, config.save = data.name, self.device, False
+        config.train.precision = self.precision
         config.train.max_steps = self.steps_of(config.strategy)
         config.train.log_every = max(1, config.train.max_steps // NUM_RECORDS)
         key = json.dumps([config.to_json(), again], sort_keys=True)

@@ -71,6 +71,7 @@ def settings_of(case: Case, bench: Bench) -> dict[str, Any]:
         "model": "dlrm:freqcache",
         "optimizer": "sgd",
         "lr": min(case.lr, bench.scale.most_lr),
+        "precision": bench.precision,
     }
 
 

@@ -51,4 +51,5 @@ def settings_of(bench: Bench) -> dict[str, Any]:
         "dim": bench.scale.dim or DIM,
         "optimizer": "sgd",
         "lr": LR,
+        "precision": bench.precision,
     }

@@ -417,7 +417,7 @@ def _parts(num_rows: int, rows: int, blocks: int) -> tuple[int, int]:
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """Of two matrices, written as float32 where that is asked for: rounded once, and no pass more."""
-    with with_room(left):
+    with with_room(left, right):
         if left.is_cuda and dtype == torch.float32 and left.dtype != dtype:
             return torch.mm(left, right, out_dtype=dtype)
         return torch.mm(left, right)

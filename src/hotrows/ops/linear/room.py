@@ -1,8 +1,9 @@
 """Products of matrices that leave a few multiprocessors to the kernels which move rows beside them.
 
-cuBLAS likes kernels with one program for each multiprocessor, which take their tiles in turn. Where one of these is
-taken by another kernel, a program waits until others have ended, and the product takes up to twice as long. With 128 of
-132 it hardly takes longer: tiles come in powers of two.
+Where there are more tiles than multiprocessors, cuBLAS likes kernels with one program for each multiprocessor, which
+take their tiles in turn. Where one of these is taken by another kernel, a program waits until others have ended, and
+the product takes up to twice as long. With 128 of 132 it hardly takes longer: tiles come in powers of two. Products of
+fewer tiles have no such kernel, and one that is chosen for fewer multiprocessors takes longer.
 """
 
 import ctypes
@@ -16,19 +17,21 @@ from torch import Tensor
 
 FREE = 4  # multiprocessors; rows are moved by three
 FEWEST = 64  # a smaller device has none to spare
+TILE = 128  # rows and columns
 SUCCESS = 0
 
 
 @contextmanager
-def with_room(operand: Tensor) -> Iterator[None]:
-    """What this thread multiplies inside by cuBLAS, on the operand's device, leaves `FREE` multiprocessors alone."""
-    if torch.compiler.is_compiling() or not operand.is_cuda or operand.device.index != torch.cuda.current_device():
+def with_room(left: Tensor, right: Tensor) -> Iterator[None]:
+    """The product of these matrices by cuBLAS, by this thread, leaves `FREE` multiprocessors alone if it is large."""
+    if torch.compiler.is_compiling() or not left.is_cuda or left.device.index != torch.cuda.current_device():
         yield
         return
     library, before = _cublas(), ctypes.c_int(0)
-    count = torch.cuda.get_device_properties(operand.device).multi_processor_count
+    count = torch.cuda.get_device_properties(left.device).multi_processor_count
+    is_large = -(-left.shape[0] // TILE) * -(-right.shape[1] // TILE) > count >= FEWEST
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())  # type: ignore[no-untyped-call]
-    if library is None or count < FEWEST or library.cublasGetSmCountTarget(handle, ctypes.byref(before)) != SUCCESS:
+    if library is None or not is_large or library.cublasGetSmCountTarget(handle, ctypes.byref(before)) != SUCCESS:
         yield
         return
     library.cublasSetSmCountTarget(handle, count - FREE)
