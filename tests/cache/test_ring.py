@@ -216,3 +216,27 @@ def test_more_turns_than_there_are_numbers_for(monkeypatch):
     monkeypatch.setattr(ring_module, "NUM_TURNS", 3)
     batches = make_batches(12)
     same(train(batches, ring=True, cache=90, index="hash")[0], train(batches, ring=False, cache=90, index="hash")[0])
+
+
+def test_an_announcement_that_fails_says_why_at_its_batchs_turn(monkeypatch):
+    bags, work, turns = make_bags(ring=True), ring_module.Ring._work, []
+
+    def failing(self, *arguments):
+        turns.append(self)
+        if len(turns) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return work(self, *arguments)
+
+    monkeypatch.setattr(ring_module.Ring, "_work", failing)
+    trained = []
+
+    def train_all():
+        for ids in hotrows.lookahead(make_batches(12), bags, depth=2, window=7, ids=lambda b: b):
+            (bags(ids) ** 2).sum().backward()
+            trained.append(ids)
+
+    with pytest.raises(RuntimeError, match="could not be found ahead") as raised:
+        train_all()
+    assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
+    assert len(trained) == 2, "the batches before it"
+    check_goes_on(bags, len(trained))

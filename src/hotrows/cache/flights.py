@@ -42,6 +42,7 @@ class Request:
     named: Tensor | None = None  # its rows numbered table after table, where the store has them in another order
     checked: bool = False
     failed: bool = False  # there was no room for it where victims were looked for
+    error: BaseException | None = None  # why it could not be announced
 
     @property
     def named_distinct(self) -> Distinct:

@@ -118,6 +118,10 @@ class Pipeline:
                 continue
             if place > last or (place > self._reach and not self._group.surely_fits(entry.request)):
                 return
+            if entry.request.error is not None:
+                if place > 0:
+                    return  # those before it train
+                raise RuntimeError("the rows of this batch could not be found ahead") from entry.request.error
             if place == 0 and entry.flight is not None and not entry.seen:
                 self._look(entry)
             while entry.flight is None:

@@ -149,8 +149,13 @@ class Seating:
                 made = ring.prepare_plan(*how)
             ring.run(announcement is not None, how is not None, cache_address)
 
-        mark = group.submit_turn(work, after)
-        ring.ran(mark)
+        try:
+            mark = group.submit_turn(work, after)
+            ring.ran(mark)
+        except BaseException as error:
+            if announcement is not None:
+                announced.error = error  # for its turn: another batch may be read meanwhile
+            raise
         if announcement is not None:
             announced.made = mark
             announced.num_rows.arrives(mark)
