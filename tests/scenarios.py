@@ -1,5 +1,6 @@
 """Training runs drawn by Hypothesis, and three ways to carry them out: in any cache, uncached, and in plain PyTorch."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +13,12 @@ from torch import Tensor
 import hotrows
 from hotrows.batch import Jagged
 from hotrows.stores import Store
+
+
+def examples(number: int) -> int:
+    """How many runs to draw: a share of the usual number where HOTROWS_EXAMPLES says so. On a GPU most compile."""
+    return max(3, int(number * float(os.environ.get("HOTROWS_EXAMPLES", "1"))))
+
 
 # The numbers under the roots are kept away from zero, where rounding errors of a gradient would decide the step.
 OPTIMIZERS = {

@@ -12,6 +12,7 @@ from tests.scenarios import (
     Scenario,
     Setting,
     assert_equal,
+    examples,
     finish,
     result_of,
     scenarios,
@@ -24,7 +25,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data(), scenario=scenarios())
 def test_equal_to_uncached(device: str, data: st.DataObject, scenario: Scenario) -> None:
     setting = data.draw(settings_for(scenario.num_rows, device))
@@ -32,7 +33,7 @@ def test_equal_to_uncached(device: str, data: st.DataObject, scenario: Scenario)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), scenario=scenarios())
 def test_close_to_torch(device: str, data: st.DataObject, scenario: Scenario) -> None:
     setting = data.draw(settings_for(scenario.num_rows, device))
@@ -42,7 +43,7 @@ def test_close_to_torch(device: str, data: st.DataObject, scenario: Scenario) ->
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), scenario=scenarios(several_passes=False))
 def test_invariants_hold_after_every_step(device: str, data: st.DataObject, scenario: Scenario) -> None:
     setting = data.draw(settings_for(scenario.num_rows, device))

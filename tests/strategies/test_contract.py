@@ -14,7 +14,7 @@ import hotrows
 from hotrows.batch import Batch, Jagged
 from hotrows.strategies import STRATEGIES, Strategy, make_strategy
 from hotrows.strategies.base import CacheSettings
-from tests.scenarios import OPTIMIZERS, Scenario, result_of, scenarios
+from tests.scenarios import OPTIMIZERS, Scenario, examples, result_of, scenarios
 
 OTHERS = sorted(set(STRATEGIES) - {"device"})
 TABLES = (hotrows.Table("a", 60), hotrows.Table("b", 90, features=("b1", "b2")), hotrows.Table("c", 5))
@@ -136,7 +136,7 @@ def test_equal_to_all_rows_on_the_device(name: str, optimizer: str, jagged: bool
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", OTHERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(scenario=scenarios(), size=st.integers(1, 40), leave_after=st.integers(1, 9))
 def test_equal_whatever_is_trained(name: str, device: str, scenario: Scenario, size: int, leave_after: int) -> None:
     expected = train("device", scenario, 1, device, leave_after)
