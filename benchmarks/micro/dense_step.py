@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import triton
+from measuring import bytes_per_microsecond
 from torch import Tensor
 from triton.testing import do_bench
 
@@ -51,13 +52,6 @@ def measure(case: str, within: Within) -> tuple[float, list[Tensor]]:
     with torch.cuda.graph(graph), within():
         optimizer.step()
     return 1000 * do_bench(graph.replay, warmup=5, rep=50, return_mode="median"), after
-
-
-def bytes_per_microsecond() -> float:
-    source = torch.empty(2**28, device="cuda")
-    target = torch.empty_like(source)
-    ms = do_bench(lambda: target.copy_(source), warmup=5, rep=25, return_mode="median")
-    return 2 * source.nbytes / (1000 * ms)
 
 
 def main() -> int:

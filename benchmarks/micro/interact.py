@@ -8,11 +8,11 @@ Times one forward and one backward pass as replays of a CUDA graph, the L2 cache
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 import triton
+from measuring import bytes_per_microsecond, set_to
 from torch import Tensor
 from triton.testing import do_bench
 
@@ -45,6 +45,16 @@ class Variant(NamedTuple):
     words_per_warp: int = 1024
     stages: int = 2
 
+    def constants(self) -> dict[str, int]:
+        """Those of `kernel`."""
+        return {
+            "FORWARD_SAMPLES": self.samples,
+            "BACKWARD_SAMPLES": self.samples,
+            "FORWARD_WORDS_PER_WARP": self.words_per_warp,
+            "BACKWARD_WORDS_PER_WARP": self.words_per_warp,
+            "STAGES": self.stages,
+        }
+
     def __str__(self) -> str:
         return f"{self.samples} sample(s), {self.words_per_warp} words a warp, {self.stages} stages"
 
@@ -67,18 +77,6 @@ class Row(NamedTuple):
     what: str
     times: list[tuple[float, float]]
     error: float | None
-
-
-@contextmanager
-def set_to(variant: Variant) -> Iterator[None]:
-    names = ("FORWARD_SAMPLES", "BACKWARD_SAMPLES", "FORWARD_WORDS_PER_WARP", "BACKWARD_WORDS_PER_WARP", "STAGES")
-    before = [getattr(kernel, name) for name in names]
-    values = (variant.samples, variant.samples, variant.words_per_warp, variant.words_per_warp, variant.stages)
-    for name, value in zip(names, values, strict=True):
-        setattr(kernel, name, value)
-    yield
-    for name, value in zip(names, before, strict=True):
-        setattr(kernel, name, value)
 
 
 def made(types: Types, num_samples: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,13 +121,6 @@ def error(function: Interact, types: Types) -> float:
     return max(worst)
 
 
-def bytes_per_microsecond() -> float:
-    source = torch.empty(2**28, device="cuda")
-    target = torch.empty_like(source)
-    ms = do_bench(lambda: target.copy_(source), warmup=5, rep=25, return_mode="median")
-    return 2 * source.nbytes / (1000 * ms)
-
-
 def measure(name: str, what: str, function: Interact) -> Row:
     types = TYPES[name]
     return Row(name, what, [microseconds(function, types, num) for num in BATCHES], error(function, types))
@@ -142,7 +133,7 @@ def rows(bandwidth: float) -> Iterator[Row]:
         yield Row(name, "floor", [(there / bandwidth, back / bandwidth) for there, back in floors], None)
         yield measure(name, "torch", reference.interact)
         for variant in VARIANTS if name in VARIED else [DEFAULT]:
-            with set_to(variant):
+            with set_to(kernel, variant.constants()):
                 yield measure(name, str(variant), interact)
 
 

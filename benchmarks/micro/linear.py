@@ -11,14 +11,13 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
 import torch
 import triton
+from measuring import bytes_per_microsecond, replayed, set_to
 from torch import Tensor, nn
-from triton.testing import do_bench
 
 from hotrows.models.mlp import mlp
 from hotrows.ops.linear import kernel
@@ -94,21 +93,6 @@ class Subject:
         return max(worst)
 
 
-def replayed(function: Callable[[], object]) -> float:
-    """Microseconds of one replay."""
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        function()
-    microseconds: float = 1000 * do_bench(graph.replay, warmup=5, rep=25, return_mode="median")
-    return microseconds
-
-
 class Row(NamedTuple):
     """One line of the table: microseconds for each of BATCHES, and the largest error."""
 
@@ -160,23 +144,6 @@ def compare_mlps() -> bool:
     return good
 
 
-@contextmanager
-def set_to(variant: dict[str, int]) -> Iterator[None]:
-    before = {name: getattr(kernel, name) for name in variant}
-    for name, value in variant.items():
-        setattr(kernel, name, value)
-    yield
-    for name, value in before.items():
-        setattr(kernel, name, value)
-
-
-def bytes_per_microsecond() -> float:
-    source = torch.empty(2**28, device="cuda")
-    target = torch.empty_like(source)
-    ms = do_bench(lambda: target.copy_(source), warmup=5, rep=25, return_mode="median")
-    return 2 * source.nbytes / (1000 * ms)
-
-
 def one_output_step(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> None:
     out = kernel.linear(x, weight, bias, False, grad.dtype)
     torch.autograd.grad(out, (x, weight, bias), grad)
@@ -212,7 +179,7 @@ def compare_kernels() -> None:
         for dtype, width in [(torch.float32, 1024), (torch.float32, 256), (torch.bfloat16, 1024)]:
             grad = torch.randn(num_rows, width, device="cuda").to(dtype)
             out = torch.randn(num_rows, width, device="cuda").relu().to(dtype)
-            with set_to(variant):
+            with set_to(kernel, variant):
                 us = replayed(partial(kernel.mask_and_sum, grad, out, width, torch.float32))
             cells.append(f"{str(dtype)[6:]} {width}: {us:6.1f} {3 * grad.nbytes / bandwidth / us:5.0%}")
         name = ", ".join(f"{key} {value}" for key, value in variant.items()) or "as it is"

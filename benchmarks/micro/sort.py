@@ -7,13 +7,11 @@ table of Criteo Kaggle. Both must give the same. Run it on a GPU:
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 import triton
+from measuring import replayed, set_to
 from torch import Tensor
-from triton.testing import do_bench
 
 from hotrows.cache.fused import Places
 from hotrows.data.shapes import CRITEO_KAGGLE
@@ -59,23 +57,7 @@ class Subject:
         return [each.clone() for each in self.places.distinct(0)]
 
     def microseconds(self, column_order: Tensor | None) -> float:
-        self.distinct(column_order)  # compiled
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.distinct(column_order)
-        taken: float = 1000 * do_bench(graph.replay, warmup=5, rep=25, return_mode="median")
-        return taken
-
-
-@contextmanager
-def set_to(variant: dict[str, int]) -> Iterator[None]:
-    before = {name: getattr(kernel, name) for name in variant}
-    for name, value in variant.items():
-        setattr(kernel, name, value)
-    yield
-    for name, value in before.items():
-        setattr(kernel, name, value)
+        return replayed(lambda: self.distinct(column_order))
 
 
 def main() -> int:
@@ -84,14 +66,15 @@ def main() -> int:
         return 1
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}")
     print(f"F={len(SIZES)}; µs of a replay\n")
-    subjects = [Subject(num_samples) for num_samples in BATCHES]
+    with set_to(kernel, {"MOST_SAMPLES": max(BATCHES)}):  # also those for which it does not pay
+        subjects = [Subject(num_samples) for num_samples in BATCHES]
     expected = [subject.answer(None) for subject in subjects]
     print(f"{'':<42}" + "".join(f"{f'B={num:,}':>10}" for num in BATCHES))
     print(f"{'one sort':<42}" + "".join(f"{subject.microseconds(None):10.1f}" for subject in subjects), flush=True)
     same = True
     for variant in VARIANTS:
         cells = []
-        with set_to(variant):
+        with set_to(kernel, variant):
             for subject, theirs in zip(subjects, expected, strict=True):
                 assert subject.column_order is not None
                 equal = all(map(torch.equal, subject.answer(subject.column_order), theirs))

@@ -8,11 +8,11 @@ bytes. Run it on a GPU:
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
+from measuring import bytes_per_microsecond, set_to
 from torch import Tensor
 from triton.testing import do_bench
 
@@ -59,23 +59,6 @@ def microseconds(function: Function, inputs: list[Tensor]) -> tuple[float, float
     return 1000 * times[0], 1000 * times[1]
 
 
-def bytes_per_microsecond() -> float:
-    source = torch.empty(2**28, device="cuda")
-    target = torch.empty_like(source)
-    ms = do_bench(lambda: target.copy_(source), warmup=5, rep=25, return_mode="median")
-    return 2 * source.nbytes / (1000 * ms)
-
-
-@contextmanager
-def set_to(variant: dict[str, int]) -> Iterator[None]:
-    before = {name: getattr(kernel, name) for name in variant}
-    for name, value in variant.items():
-        setattr(kernel, name, value)
-    yield
-    for name, value in before.items():
-        setattr(kernel, name, value)
-
-
 def made(num_rows: int) -> list[Tensor]:
     """Dense, which takes no gradient, embedded, and the layer over dense."""
     shapes = [(num_rows, FEATURES, DIM + 1), (1, NUM_DENSE), (1,)]
@@ -96,7 +79,7 @@ def compare_inputs(autocast: bool, floor: float) -> None:
     print(f"{'':<9}{'floor, either way':<40}" + "   ".join(f"{num * moved / floor:9.1f}{'':9}" for num in BATCHES))
     line("torch", reference.wide_input)
     for variant in VARIANTS:
-        with set_to(variant):
+        with set_to(kernel, variant):
             line(", ".join(f"{name} {value}" for name, value in variant.items()) or "as it is", wide_input)
 
 

@@ -24,21 +24,29 @@ SUCCESS = 0
 @contextmanager
 def with_room(left: Tensor, right: Tensor) -> Iterator[None]:
     """The product of these matrices by cuBLAS, by this thread, leaves `FREE` multiprocessors alone if it is large."""
-    if torch.compiler.is_compiling() or not left.is_cuda or left.device.index != torch.cuda.current_device():
+    library = _cublas() if _has_room(left, right) else None
+    if library is None:
         yield
         return
-    library, before = _cublas(), ctypes.c_int(0)
-    count = torch.cuda.get_device_properties(left.device).multi_processor_count
-    is_large = -(-left.shape[0] // TILE) * -(-right.shape[1] // TILE) > count >= FEWEST
+    before = ctypes.c_int(0)
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())  # type: ignore[no-untyped-call]
-    if library is None or not is_large or library.cublasGetSmCountTarget(handle, ctypes.byref(before)) != SUCCESS:
+    if library.cublasGetSmCountTarget(handle, ctypes.byref(before)) != SUCCESS:
         yield
         return
+    count = torch.cuda.get_device_properties(left.device).multi_processor_count
     library.cublasSetSmCountTarget(handle, count - FREE)
     try:
         yield
     finally:
         library.cublasSetSmCountTarget(handle, before)
+
+
+def _has_room(left: Tensor, right: Tensor) -> bool:
+    """Whether the product is large enough, on the device whose handle this thread has."""
+    if torch.compiler.is_compiling() or not left.is_cuda or left.device.index != torch.cuda.current_device():
+        return False
+    count = torch.cuda.get_device_properties(left.device).multi_processor_count
+    return bool(-(-left.shape[0] // TILE) * -(-right.shape[1] // TILE) > count >= FEWEST)
 
 
 @cache
