@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from hotrows.cache.memsets import become_kernels
+
 
 class Recorder:
     """Records graphs that are replayed one after the other, never at the same time, and so can share memory.
@@ -29,7 +31,7 @@ class Recorder:
         Python's garbage collector stays off meanwhile: to free pinned memory is not permitted while a stream records,
         and would spoil the recording.
         """
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -44,6 +46,8 @@ class Recorder:
                     self._abandon(graph)
                     raise
                 graph.capture_end()
+            become_kernels(graph, self._stream)
+            graph.instantiate()
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
             done.synchronize()

@@ -11,6 +11,8 @@ from hotrows.cache.group import RowGroup
 from hotrows.nn.updates import RecordedUpdates, Updates
 from hotrows.ops.pool import pool
 
+_AHEAD = 1 << 62
+
 
 class PooledRows(torch.autograd.Function):
     """(rows of a plan) → float32 [bags, D].
@@ -55,6 +57,19 @@ class PooledRows(torch.autograd.Function):
         if ctx.updates is not None:
             ctx.updates.reach(ctx.opened, ctx.flight, LookupGrads(grad, ctx.bag_of, ctx.scale, ctx.winner))
         return None, grad_weights, None, None, None, None, None
+
+
+def updated_first(embedded: Tensor) -> Tensor:
+    """The same, whose gradient updates rows as soon as it is there, beside what is left of the backward pass.
+
+    Of what is ready, autograd takes first what was made last. That would be these rows last, though their gradient is
+    there as soon as the layers above have theirs.
+    """
+    node: Any = embedded.grad_fn
+    while node is not None and node._sequence_nr() < _AHEAD:  # ends at the anchor, which autograd has first already
+        node._set_sequence_nr(node._sequence_nr() + _AHEAD)
+        node = node.next_functions[0][0]
+    return embedded
 
 
 def _bag_of(offsets: Tensor, num_lookups: int) -> Tensor:

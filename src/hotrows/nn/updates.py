@@ -96,14 +96,18 @@ class RecordedUpdates:
     """The updates of one group in a recorded step: one forward pass, one backward pass, rows in their slots.
 
     Rows are updated in a stream of their own, beside what is left of the backward pass and the dense optimizers.
+
+    Args:
+        hyper: the optimizer's numbers on the device, as pinned memory has them when the step is replayed.
     """
 
-    def __init__(self, group: RowGroup, hyper: Tensor, arrived: Mark, stream: torch.cuda.Stream) -> None:
+    def __init__(self, group: RowGroup, hyper: Tensor, pinned: Tensor, stream: torch.cuda.Stream) -> None:
         self._group = group
         self._hyper = hyper
-        self._arrived = arrived  # when `hyper` is there
+        self._pinned = pinned
         self._stream = stream
         self._in_use: list[LookupGrads] = []  # memory that the caller's stream must not get back before `join`
+        self._done: Mark | None = None
         self.num_passes = (0, 0)  # forward, backward
 
     def open(self, flight: Flight) -> None:
@@ -115,15 +119,14 @@ class RecordedUpdates:
         ready = caller_mark(self._group.device)
         with torch.cuda.stream(self._stream):
             ready.hold_caller()
-            self._arrived.hold_caller()
+            self._hyper.copy_(self._pinned, non_blocking=True)
             self._group.apply(flight.plan, grads, self._hyper)
+            self._done = caller_mark(self._group.device)
 
     def join(self) -> None:
         """Let what the caller's stream does from now on happen after the updates."""
-        with torch.cuda.stream(self._stream):
-            self._arrived.hold_caller()  # also where no backward pass came
-            done = caller_mark(self._group.device)
-        done.hold_caller()
+        if self._done is not None:
+            self._done.hold_caller()
         self._in_use.clear()
 
 

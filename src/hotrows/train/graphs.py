@@ -33,6 +33,7 @@ T = TypeVar("T")
 logger = logging.getLogger("hotrows")
 
 PRIORITY = -5  # of the step's kernels: where planning and training meet, training goes first
+UPDATING = -1  # of those that update rows: what is left of the backward pass takes longer, and goes first
 WARM_UP = 3  # steps that run as they stand: they compile kernels, and show which optimizers there are
 SPARE_RECORDINGS = 64  # beyond one in eight steps: a step that must be recorded again and again is better left alone
 
@@ -193,7 +194,7 @@ class _Streams:
 
     def __init__(self, device: torch.device) -> None:
         self.copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.updating = torch.cuda.Stream(device, PRIORITY)  # type: ignore[no-untyped-call]
+        self.updating = torch.cuda.Stream(device, UPDATING)  # type: ignore[no-untyped-call]
         self._events = spare_events(device)
         self._callers: torch.cuda.Stream | None = None
         self._last: ReusedMark | None = None
@@ -243,14 +244,9 @@ class _Recording:
         self._copied = StreamMark(streams.copying)  # nobody else has it
         stand_ins = [leaf for leaf, stands_in in zip(inputs, is_ids, strict=True) if stands_in]
         with recorder.recording() as self._graph:
-            # beside the first kernels, not before them
-            begun = caller_mark(bags.device)
-            with torch.cuda.stream(streams.copying):
-                begun.hold_caller()
-                for part in self._parts:
-                    part.on_device.copy_(part.pinned, non_blocking=True)
-                arrived = caller_mark(bags.device)
-            updates = [RecordedUpdates(part.group, part.on_device, arrived, streams.updating) for part in self._parts]
+            updates = [
+                RecordedUpdates(part.group, part.on_device, part.pinned, streams.updating) for part in self._parts
+            ]
             planned = [flight for flight in flights if flight is not None]
             with bags.recorded(list(zip(planned, updates, strict=True)), stand_ins):
                 answer = step(put_together(inputs, form))
