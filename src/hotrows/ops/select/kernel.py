@@ -16,9 +16,10 @@ from hotrows.ops.rows import NO_SLOT
 from hotrows.ops.select import FURTHEST, MOST_SEEN, NEEDED
 
 _NEEDED, _FURTHEST, _MOST_SEEN = tl.constexpr(NEEDED), tl.constexpr(FURTHEST), tl.constexpr(MOST_SEEN)
-_BLOCK = 4096
+# slots at a time and warps: small ones are done sooner, but each adds up the counts of all before it
+_SMALL_BLOCK, _LARGE_BLOCK = (1024, 4), (4096, 8)
+_FEW = 1 << 17  # slots to choose
 _MOST_PROGRAMS = 1024  # enough to fill the device, few enough that settling bytes in each does not weigh
-_NUM_WARPS = 8
 _AT_ONCE = 1024  # blocks whose counts are added up at a time
 _BYTES_AT_ONCE = 16  # the same, where each has 256 counts
 NUM_COUNTS = 4 * 256
@@ -206,24 +207,25 @@ def select_into(
     num_slots, most = priority.numel(), answer.numel()
     if num_slots == 0 or most == 0:
         return
-    num_blocks = triton.cdiv(num_slots, _BLOCK)
+    block, num_warps = _SMALL_BLOCK if most <= _FEW else _LARGE_BLOCK
+    num_blocks = triton.cdiv(num_slots, block)
     # where a part of the slots is looked at, it has a few times as many as there are rows to place at most
-    most_programs = _MOST_PROGRAMS if scan is None else min(_MOST_PROGRAMS, max(16, triton.cdiv(2 * most, _BLOCK)))
+    most_programs = _MOST_PROGRAMS if scan is None else min(_MOST_PROGRAMS, max(16, triton.cdiv(2 * most, block)))
     grid = (min(num_blocks, most_programs),)
     slots = (priority, number, last_used, pinned.view(torch.uint8), oldest, num_wanted, counts, num_slots, scan)
     num_bytes = 4 if number is None else 1
     if num_bytes == 1:
         chosen_in = torch.empty((num_blocks, 256), dtype=torch.int32, device=priority.device)
-        _count_bytes[grid](*slots, chosen_in, STEP=0, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+        _count_bytes[grid](*slots, chosen_in, STEP=0, BLOCK=block, num_warps=num_warps)
     else:
         for step in range(num_bytes):
-            _count_bytes[grid](*slots, None, STEP=step, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+            _count_bytes[grid](*slots, None, STEP=step, BLOCK=block, num_warps=num_warps)
         # [2, blocks]: how many of a block's slots are below the limit, how many at it
         chosen_in = torch.empty((2, num_blocks), dtype=torch.int32, device=priority.device)
         _count_chosen[grid](
-            *slots, chosen_in, num_blocks, NUM_BYTES=num_bytes, BLOCK=_BLOCK, num_warps=_NUM_WARPS
+            *slots, chosen_in, num_blocks, NUM_BYTES=num_bytes, BLOCK=block, num_warps=num_warps
         )  # fmt: skip
     _compact[grid](
-        *slots, chosen_in, num_blocks, answer, most, NUM_BYTES=num_bytes, BLOCK=_BLOCK,
-        AT_ONCE=_BYTES_AT_ONCE if num_bytes == 1 else _AT_ONCE, num_warps=_NUM_WARPS,
+        *slots, chosen_in, num_blocks, answer, most, NUM_BYTES=num_bytes, BLOCK=block,
+        AT_ONCE=_BYTES_AT_ONCE if num_bytes == 1 else _AT_ONCE, num_warps=num_warps,
     )  # fmt: skip
