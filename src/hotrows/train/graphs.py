@@ -250,9 +250,9 @@ class _Recording:
             planned = [flight for flight in flights if flight is not None]
             with bags.recorded(list(zip(planned, updates, strict=True)), stand_ins):
                 answer = step(put_together(inputs, form))
+            self._answers.record(answer)  # beside the last updates
             for each in updates:
                 each.join()
-            self._answers.record(answer)
         if any(each.num_passes != (1, 1) for each in updates):
             raise CannotRecordError("a step must call the bags once, and one backward pass must come to them")
         self._done: Mark = caller_mark(bags.device)  # the memory of the inputs is free by then
