@@ -72,7 +72,8 @@ def main() -> int:
         f"{given.steps} steps of {given.batch_size:,} samples\n"
     )
     print(f"{COLUMNS[0]:<12}" + "".join(f"{word:>13}" for word in COLUMNS[1:]), flush=True)
-    bench = Bench(Scale("benchmark", given.steps, 0, 4 * given.batch_size, rows=given.rows), given.device)
+    scale = Scale("benchmark", given.steps, 0, 4 * given.batch_size, rows=given.rows)
+    bench = Bench(scale, given.device, precision=given.precision)
     results: list[dict[str, Any]] = []
     for strategy in given.strategies:
         found = train(strategy, given, bench)

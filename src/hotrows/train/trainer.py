@@ -1,7 +1,7 @@
 """The trainer: loader → planner and mover → training step, with its metrics. Read it from `train` down."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hotrows.batch import Batch, Jagged
 from hotrows.cache.stats import Stats
-from hotrows.data.read_ahead import read_ahead
-from hotrows.data.schema import DataSet, Loader
+from hotrows.data.read_ahead import iterate_ahead
+from hotrows.data.schema import DataSet, Loader, Schema
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.ops.click_loss import click_loss
 from hotrows.strategies import Strategy
@@ -23,6 +23,8 @@ from hotrows.train.metrics import ClickMetrics
 from hotrows.train.recordable import CannotRecordError, make_recordable
 from hotrows.train.schedule import make_schedules
 from hotrows.train.timeline import Timeline
+
+LARGE = 1 << 21  # bytes of a batch
 
 
 class Observer(Protocol):
@@ -144,11 +146,21 @@ class Trainer:
         for epoch in range(self._config.train.epochs):
             loader.set_epoch(epoch)
             self._parts.bags.train()
-            on_gpu = self._parts.device.type == "cuda"
-            loaded = self._timeline.timed(read_ahead(_pinned, loader, 1) if on_gpu else loader, "load", "load")
+            loaded = self._timeline.timed(self._on_host(loader), "load", "load")
             planned = self._timeline.timed(self._strategy.batches(loaded, self._parts.bags), "plan", "plan")
             for number, batch in enumerate(planned, start=1):
                 yield batch, number == len(loader)
+
+    def _on_host(self, loader: Loader) -> Iterable[Batch]:
+        """Batches as the strategy takes them. For a GPU they are pinned, large ones ahead in a thread.
+
+        To hand a batch from thread to thread takes as long as copying a small one.
+        """
+        if self._parts.device.type != "cuda":
+            return loader
+        pinned = map(_pinned, loader)
+        num_bytes = _bytes_per_sample(self._data.schema) * self._config.train.batch_size
+        return pinned if num_bytes < LARGE else iterate_ahead(pinned)
 
     def _step(self, batch: Batch) -> Tensor:
         parts = self._parts
@@ -212,6 +224,11 @@ def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[obj
     finally:
         parts.bags.train(was_training)
     return metrics.result()
+
+
+def _bytes_per_sample(schema: Schema) -> int:
+    """At most: numbers, ids, and the label."""
+    return 4 * len(schema.dense) + 8 * sum(column.max_length for column in schema.categorical) + 4
 
 
 def _pinned(batch: Batch) -> Batch:
