@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import hotrows
+from hotrows.nn.function import updated_first
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIMIZERS = [hotrows.optim.SGD, hotrows.optim.Adagrad, hotrows.optim.Adam]
@@ -249,3 +250,22 @@ def test_half_precision_gradients_are_taken() -> None:
     out = bag(torch.tensor([[3]]))
     out.bfloat16().sum().backward()
     assert torch.equal(bag.weight()[3], before[3] - 1.0)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_rows_are_updated_as_soon_as_their_gradient_is_there(early: bool) -> None:
+    """Beside what is left of the backward pass where a step is recorded, else after it."""
+    tables = [hotrows.Table("a", 20), hotrows.Table("b", 20)]
+    bags = hotrows.EmbeddingBagCollection(tables, 4, cache=40, optimizer=hotrows.optim.SGD(lr=0.1))
+    layer = torch.nn.Linear(3, 8)
+    embedded = bags(torch.arange(8).view(4, 2))
+    if early:
+        updated_first(embedded)
+    order: list[str] = []
+    node = embedded.grad_fn
+    while node.name() != "PooledRowsBackward":
+        node = node.next_functions[0][0]
+    node.register_prehook(lambda grads: order.append("rows"))
+    layer.weight.register_hook(lambda grad: order.append("layer"))
+    (layer(torch.ones(4, 3)) * embedded.flatten(1)).sum().backward()
+    assert order == (["rows", "layer"] if early else ["layer", "rows"])

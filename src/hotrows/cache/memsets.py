@@ -83,7 +83,7 @@ def become_kernels(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> in
     raw, num = ctypes.c_void_p(graph.raw_cuda_graph()), 0
     with suppress(_FailedError):
         for node in list(driver.nodes(raw, _MEMSET)):
-            with suppress(_FailedError):
+            with suppress(_FailedError, RuntimeError):  # of PyTorch, which records the kernel
                 num += _becomes_kernel(driver, raw, node, stream)
     return num
 

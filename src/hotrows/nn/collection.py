@@ -13,7 +13,6 @@ from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.movers import Mover
 from hotrows.cache.policies import Policy
 from hotrows.nn.deduplicated import Deduplicated, split_by_table
-from hotrows.nn.function import updated_first
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
 from hotrows.nn.module import CachedModule
 from hotrows.nn.tables import TableSet
@@ -97,8 +96,8 @@ class EmbeddingBagCollection(CachedModule):
                 rows.view(ids.shape[0], part.num, rows.shape[1]) for rows, part in zip(pooled, self._parts, strict=True)
             ]
         if len(out) == 1:
-            return updated_first(out[0])
-        return tuple(updated_first(out[group][:, place]) for group, place in self._places)
+            return self._answer(out[0])
+        return tuple(self._answer(out[group][:, place]) for group, place in self._places)
 
     def weight(self, name: str) -> Tensor:
         """A whole table as a CPU tensor, [num_rows, dim]."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hotrows.cache.flights import Rows
 from hotrows.cache.policies import Policy
-from hotrows.nn.function import updated_first
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, check_offsets, on_device, rows_of, with_offsets_checked
 from hotrows.nn.module import CachedModule
 from hotrows.optim import RowOptimizer
@@ -125,7 +124,7 @@ class EmbeddingBag(CachedModule):
                     f"weight per id"
                 )
             lookups.weights = per_sample_weights.to(self.device, torch.float32).flatten()
-        return updated_first(self._pooled([lookups])[0])
+        return self._answer(self._pooled([lookups])[0])
 
     def weight(self) -> Tensor:
         """All rows as a CPU tensor, [num_embeddings, embedding_dim]."""

@@ -16,7 +16,7 @@ from hotrows.cache.movers import Mover
 from hotrows.cache.planner import Placing
 from hotrows.cache.policies import Policy
 from hotrows.cache.stats import Stats
-from hotrows.nn.function import PooledRows
+from hotrows.nn.function import PooledRows, updated_first
 from hotrows.nn.lookups import Lookups, on_device
 from hotrows.nn.tables import TableSet, check_arguments, check_memory, choose_device, make_set, size_groups
 from hotrows.nn.updates import RecordedUpdates
@@ -146,6 +146,14 @@ class CachedModule(nn.Module):
                 self._pooled_of(tables, part, None if ahead is None else (ahead.requests[i], ahead.flights[i]), trains)
                 for i, (tables, part) in enumerate(zip(self._sets, lookups, strict=True))
             ]
+
+    def _answer(self, embedded: Tensor) -> Tensor:
+        """What a forward pass answers: in a recording, with its rows updated as soon as their gradient is there.
+
+        Elsewhere they are updated last, if they were looked up first, so that where the backward pass fails on its way
+        (out of memory), the batch can be tried again.
+        """
+        return embedded if self._recorded is None else updated_first(embedded)
 
     def _pooled_of(
         self, tables: TableSet, lookups: Lookups, ahead: tuple[Request, Flight | None] | None, trains: bool
