@@ -1,15 +1,20 @@
 """Results of a function for one item after the other, worked out ahead in threads."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count, islice
+from statistics import median
 from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _END = object()
+HANDING_OVER = 150e-6  # seconds that an item takes from thread to thread, Python's lock included
+SETTLING = 64  # items that may be slow because memory is made for them
+TRIED = 16  # items after these whose times tell whether a thread is worth it
 
 
 def read_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
@@ -36,3 +41,18 @@ def iterate_ahead(items: Iterable[Item]) -> Iterator[Item]:
         if item is _END:
             return
         yield item  # type: ignore[misc]
+
+
+def iterate_ahead_if_slow(items: Iterable[Item]) -> Iterator[Item]:
+    """The same items, from a thread where each takes longer to make than to hand over."""
+    source = iter(items)
+    took: list[float] = []
+    while len(took) < SETTLING + TRIED:
+        began = time.perf_counter()
+        try:
+            item = next(source)
+        except StopIteration:
+            return
+        took.append(time.perf_counter() - began)
+        yield item
+    yield from iterate_ahead(source) if median(took[SETTLING:]) > HANDING_OVER else source

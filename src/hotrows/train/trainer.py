@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hotrows.batch import Batch, Jagged
 from hotrows.cache.stats import Stats
-from hotrows.data.read_ahead import iterate_ahead
-from hotrows.data.schema import DataSet, Loader, Schema
+from hotrows.data.read_ahead import iterate_ahead_if_slow
+from hotrows.data.schema import DataSet, Loader
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.ops.click_loss import click_loss
 from hotrows.strategies import Strategy
@@ -23,8 +23,6 @@ from hotrows.train.metrics import ClickMetrics
 from hotrows.train.recordable import CannotRecordError, make_recordable
 from hotrows.train.schedule import make_schedules
 from hotrows.train.timeline import Timeline
-
-LARGE = 1 << 21  # bytes of a batch
 
 
 class Observer(Protocol):
@@ -152,15 +150,8 @@ class Trainer:
                 yield batch, number == len(loader)
 
     def _on_host(self, loader: Loader) -> Iterable[Batch]:
-        """Batches as the strategy takes them. For a GPU they are pinned, large ones ahead in a thread.
-
-        To hand a batch from thread to thread takes as long as copying a small one.
-        """
-        if self._parts.device.type != "cuda":
-            return loader
-        pinned = map(_pinned, loader)
-        num_bytes = _bytes_per_sample(self._data.schema) * self._config.train.batch_size
-        return pinned if num_bytes < LARGE else iterate_ahead(pinned)
+        """Batches as the strategy takes them: for a GPU pinned."""
+        return iterate_ahead_if_slow(map(_pinned, loader)) if self._parts.device.type == "cuda" else loader
 
     def _step(self, batch: Batch) -> Tensor:
         parts = self._parts
@@ -224,11 +215,6 @@ def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[obj
     finally:
         parts.bags.train(was_training)
     return metrics.result()
-
-
-def _bytes_per_sample(schema: Schema) -> int:
-    """At most: numbers, ids, and the label."""
-    return 4 * len(schema.dense) + 8 * sum(column.max_length for column in schema.categorical) + 4
 
 
 def _pinned(batch: Batch) -> Batch:
