@@ -85,7 +85,8 @@ def rows_and_moves() -> None:
     renumber.renumber(rows, num, ints(90))
     distinct.distinct(rows)
     deliver.deliver(torch.zeros(3), torch.zeros(1, dtype=torch.int64))
-    select.select(ints(9000), ints(9000), torch.zeros(9000, dtype=torch.bool), 0, num, 9)
+    for most in (9, 1 << 18):  # small and large blocks
+        select.select(ints(9000), ints(9000), torch.zeros(9000, dtype=torch.bool), 0, num, most)
 
 
 def planning() -> None:

@@ -8,6 +8,12 @@ from hotrows.ops.select import FURTHEST, MOST_SEEN, NEEDED, kernel, reference
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
 
+@pytest.fixture(autouse=True, params=["small blocks", "large blocks"])
+def blocks(request, monkeypatch) -> None:
+    if request.param == "large blocks":
+        monkeypatch.setattr(kernel, "_FEW", 0)
+
+
 def check(priority, device, wanted, *, last_used=None, pinned=None, oldest=0, most=None):
     priority = priority.int()
     last_used = torch.full_like(priority, -1) if last_used is None else last_used.int()

@@ -399,6 +399,65 @@ def test_one_backward_pass_must_come_to_the_bags(kind):
 
 
 @gpu
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_tables_of_several_dims(optimizer):
+    """Each dim has its updates in the one recording."""
+    dims = {"a": 8, "b": 16, "c": 8}
+
+    def train(graphs, **arguments):
+        torch.manual_seed(0)
+        tables = [hotrows.Table(name, num, dim=dims[name]) for name, num in SIZES.items()]
+        bags = hotrows.EmbeddingBagCollection(
+            tables, DIM, optimizer=OPTIMIZERS[optimizer](), device="cuda", **arguments
+        )
+        layer = nn.Linear(sum(dims.values()) + 4, 1).cuda()
+        dense_optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
+
+        def step(batch):
+            embedded = torch.cat([batch.dense.cuda(), *bags(batch.ids)], 1)
+            loss = nn.functional.binary_cross_entropy_with_logits(layer(embedded).squeeze(1), batch.label.cuda())
+            dense_optimizer.zero_grad()
+            loss.backward()
+            dense_optimizer.step()
+            return loss.detach()
+
+        one = hotrows.graphed(step, bags) if graphs else dense_steps()(step)
+        losses = [one(batch) for batch in hotrows.lookahead(make_batches(), bags, depth=2, window=6)]
+        bags.flush()
+        return one, torch.stack(losses).cpu(), {name: bags.weight(name) for name in SIZES}
+
+    one, losses, weights = train(True, cache=800)
+    assert one.reason is None
+    assert one.num_replayed > 0
+    for graphs, arguments in ((False, {"cache": 800}), (True, {"store": "device"})):
+        _, expected, tables = train(graphs, **arguments)
+        assert losses.equal(expected)
+        assert all(weights[name].equal(tables[name]) for name in SIZES)
+
+
+@gpu
+def test_a_step_that_answers_too_much_trains_all_the_same():
+    """Its recording is given up after the updates were recorded."""
+    bags, plain = make_bags(), make_bags()
+
+    def steps_of(bags):
+        def step(batch):
+            embedded = bags(batch.ids)
+            embedded.square().sum().backward()
+            return [embedded.detach().sum() + i for i in range(65)]
+
+        return step
+
+    one, answers = train_each(steps_of(bags), bags)
+    assert "64 at most" in one.reason
+    step = steps_of(plain)
+    expected = [step(batch) for batch in hotrows.lookahead(make_batches(), plain, depth=2, window=6)]
+    plain.flush()
+    assert all(ours[-1].equal(theirs[-1]) for ours, theirs in zip(answers, expected, strict=True))
+    assert all(bags.weight(name).equal(plain.weight(name)) for name in SIZES)
+
+
+@gpu
 def test_a_rate_set_by_hand_counts():
     """And a state that was loaded: the step is recorded again."""
     losses = {}

@@ -72,7 +72,7 @@ def become_kernels(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> in
     """Put kernels in the places of a graph's small memsets.
 
     Args:
-        graph: recorded in the stream with `keep_graph`, not instantiated yet.
+        graph: recorded in the stream with `keep_graph`, not instantiated yet; the kernels are recorded there, too.
 
     Returns:
         How many.
@@ -84,18 +84,20 @@ def become_kernels(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> in
     with suppress(_FailedError):
         for node in list(driver.nodes(raw, _MEMSET)):
             with suppress(_FailedError, RuntimeError):  # of PyTorch, which records the kernel
-                num += _becomes_kernel(driver, raw, node, stream)
+                num += _becomes_kernel(driver, raw, node, stream, graph.pool())
     return num
 
 
-def _becomes_kernel(driver: _Driver, graph: ctypes.c_void_p, node: ctypes.c_void_p, stream: torch.cuda.Stream) -> bool:
+def _becomes_kernel(
+    driver: _Driver, graph: ctypes.c_void_p, node: ctypes.c_void_p, stream: torch.cuda.Stream, pool: Any
+) -> bool:
     memset = _Memset()
     driver.get_memset(node, ctypes.byref(memset))
     if memset.height != 1 or memset.width * memset.element_size > MOST_BYTES or memset.element_size not in _TYPES:
         return False
     # fails for edges of another kind than 'when that is done', as between kernels that overlap
     before, after = _all(driver.get_before, node), _all(driver.get_after, node)
-    recorded = _record_fill(memset, stream)
+    recorded = _record_fill(memset, stream, pool)
     kernels = list(driver.nodes(ctypes.c_void_p(recorded.raw_cuda_graph()), _KERNEL))
     if len(kernels) != 1:
         return False
@@ -108,10 +110,18 @@ def _becomes_kernel(driver: _Driver, graph: ctypes.c_void_p, node: ctypes.c_void
         driver.copy_attributes(added, fill)  # its priority among them
         driver.add_edges(graph, _array([added] * len(after)), _array(after), ctypes.c_size_t(len(after)))
         driver.destroy(node)
-    except _FailedError:
-        driver.destroy(added)
-        raise
+    except _FailedError as error:
+        _take_out(driver, added)
+        raise error from None
     return True
+
+
+def _take_out(driver: _Driver, node: ctypes.c_void_p) -> None:
+    """A kernel that was added and waits for nobody, or nobody for it, must not stay."""
+    try:
+        driver.destroy(node)
+    except _FailedError:
+        raise OSError("a kernel could not be taken out of a CUDA graph again") from None
 
 
 class _Memory:
@@ -124,7 +134,7 @@ class _Memory:
         }  # fmt: skip
 
 
-def _record_fill(memset: _Memset, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def _record_fill(memset: _Memset, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
     """A graph of one kernel, which does the same."""
     memory = torch.as_tensor(_Memory(memset), device=stream.device)
     bits = 8 * memset.element_size
@@ -133,7 +143,7 @@ def _record_fill(memset: _Memset, stream: torch.cuda.Stream) -> torch.cuda.CUDAG
         value -= 1 << bits
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             memory.fill_(value)
         finally:

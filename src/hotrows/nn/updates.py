@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hotrows.cache.flights import Contribution, Flight, LookupGrads
 from hotrows.cache.group import RowGroup
-from hotrows.cache.lanes import Mark, caller_mark
+from hotrows.cache.lanes import caller_mark
 
 
 class OpenPass:
@@ -98,7 +98,7 @@ class RecordedUpdates:
     Rows are updated in a stream of their own, beside what is left of the backward pass and the dense optimizers.
 
     Args:
-        hyper: the optimizer's numbers on the device, as pinned memory has them when the step is replayed.
+        hyper: the optimizer's numbers on the device. pinned: where they are when the step is replayed.
     """
 
     def __init__(self, group: RowGroup, hyper: Tensor, pinned: Tensor, stream: torch.cuda.Stream) -> None:
@@ -107,16 +107,14 @@ class RecordedUpdates:
         self._pinned = pinned
         self._stream = stream
         self._in_use: list[LookupGrads] = []  # memory that the caller's stream must not get back before `join`
-        self._done: Mark | None = None
         self.num_passes = (0, 0)  # forward, backward
 
     def open(self, flight: Flight) -> None:
-        self.num_passes = (self.num_passes[0] + 1, self.num_passes[1])
         begun = caller_mark(self._group.device)
         with torch.cuda.stream(self._stream):
             begun.hold_caller()  # a recording begins with one kernel: two that begin at once are slower to start
             self._hyper.copy_(self._pinned, non_blocking=True)
-            self._done = caller_mark(self._group.device)
+        self.num_passes = (self.num_passes[0] + 1, self.num_passes[1])
 
     def reach(self, opened: None, flight: Flight, grads: LookupGrads) -> None:
         self.num_passes = (self.num_passes[0], self.num_passes[1] + 1)
@@ -125,12 +123,13 @@ class RecordedUpdates:
         with torch.cuda.stream(self._stream):
             ready.hold_caller()
             self._group.apply(flight.plan, grads, self._hyper)
-            self._done = caller_mark(self._group.device)
 
     def join(self) -> None:
-        """Let what the caller's stream does from now on happen after the updates."""
-        if self._done is not None:
-            self._done.hold_caller()
+        """Let what the caller's stream does from now on happen after the updates, as far as they came."""
+        if self.num_passes[0] > 0:
+            with torch.cuda.stream(self._stream):
+                done = caller_mark(self._group.device)
+            done.hold_caller()
         self._in_use.clear()
 
 

@@ -33,6 +33,8 @@ class Strategy(ABC):
         counts: how often each id of each table occurs in what will be trained on, int64 [rows] by table.
     """
 
+    loads_ahead = False  # takes batches from the loader in a thread of its own
+
     def __init__(
         self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
     ) -> None:

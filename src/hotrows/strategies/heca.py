@@ -68,6 +68,8 @@ class HecaStrategy(Strategy):
     Of the cache's settings only its size counts: index, order of victims and depth are HECA's own.
     """
 
+    loads_ahead = True
+
     def __init__(
         self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
     ) -> None:

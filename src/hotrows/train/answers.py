@@ -22,7 +22,7 @@ class Answers:
         self._stream: torch.cuda.Stream | None = None
 
     def record(self, answer: Any) -> None:
-        """End a recording by delivering the step's answer, a tensor or several."""
+        """Deliver the step's answer, a tensor or several, at this point of the recording."""
         from hotrows.ops.deliver.kernel import deliver
 
         parts, self._form = pytree.tree_flatten(answer)

@@ -7,6 +7,7 @@ than running them. A recording is launched at once. Planning and moving have the
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -248,11 +249,15 @@ class _Recording:
                 RecordedUpdates(part.group, part.on_device, part.pinned, streams.updating) for part in self._parts
             ]
             planned = [flight for flight in flights if flight is not None]
-            with bags.recorded(list(zip(planned, updates, strict=True)), stand_ins):
-                answer = step(put_together(inputs, form))
-            self._answers.record(answer)  # beside the last updates
-            for each in updates:
-                each.join()
+            try:
+                with bags.recorded(list(zip(planned, updates, strict=True)), stand_ins):
+                    answer = step(put_together(inputs, form))
+                self._answers.record(answer)  # beside the last updates
+            except BaseException:
+                with suppress(RuntimeError):  # what failed is what matters
+                    _join(updates)
+                raise
+            _join(updates)
         if any(each.num_passes != (1, 1) for each in updates):
             raise CannotRecordError("a step must call the bags once, and one backward pass must come to them")
         self._done: Mark = caller_mark(bags.device)  # the memory of the inputs is free by then
@@ -318,6 +323,12 @@ class _Recording:
             self._copied.renew(self._streams.copying)
             self._copied.hold_caller(stream)
         return on_device
+
+
+def _join(updates: list[RecordedUpdates]) -> None:
+    """A recording does not end, not even that of a step that failed, while a branch of it is open."""
+    for each in updates:
+        each.join()
 
 
 class _Part:

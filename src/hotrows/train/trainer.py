@@ -151,7 +151,10 @@ class Trainer:
 
     def _on_host(self, loader: Loader) -> Iterable[Batch]:
         """Batches as the strategy takes them: for a GPU pinned."""
-        return iterate_ahead_if_slow(map(_pinned, loader)) if self._parts.device.type == "cuda" else loader
+        if self._parts.device.type != "cuda":
+            return loader
+        pinned = map(_pinned, loader)
+        return pinned if self._strategy.loads_ahead else iterate_ahead_if_slow(pinned)
 
     def _step(self, batch: Batch) -> Tensor:
         parts = self._parts
