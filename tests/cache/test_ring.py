@@ -4,6 +4,7 @@ import contextlib
 import gc
 import signal
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -195,7 +196,16 @@ def test_an_interrupt_before_a_turn_is_counted(turn, monkeypatch):
     check_goes_on(bags, trained)
 
 
+@pytest.fixture
+def ctrl_c_raises() -> Iterator[None]:
+    """As in a terminal: what runs in the background may have been started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("turn", [1, 4])
+@pytest.mark.usefixtures("ctrl_c_raises")
 def test_ctrl_c_while_a_turn_is_being_compiled(turn, monkeypatch):
     """Rows that were given a slot have come to it."""
     bags, spread, turns = make_bags(ring=True), fused.FusedPlanner._spread, []
