@@ -12,7 +12,7 @@ def check_invariants(bags: hotrows.EmbeddingBagCollection, truth: dict[str, Tens
     for tables in bags._sets:
         group = tables.group
         group.totals()
-        group._wait_for_moves()
+        group.wait_for_moves()
         check_maps(group)
         check_flights(group)
         rows = group.planner.slots.row[:-1].cpu()

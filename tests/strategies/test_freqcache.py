@@ -11,6 +11,7 @@ from torch import Tensor
 
 import hotrows
 from hotrows.batch import Batch
+from hotrows.cache.contents import cached_rows
 from hotrows.profile.sampled_counts import sampled_counts
 from hotrows.strategies.base import CacheSettings
 from hotrows.strategies.freqcache import FreqCacheOptions, FreqCacheStrategy
@@ -39,7 +40,7 @@ def ranks() -> Tensor:
 
 def cached(bags: hotrows.EmbeddingBagCollection) -> set[int]:
     """The ranks in the cache, which are the rows of the store."""
-    return set(bags.groups[0].cached_rows().tolist())
+    return set(cached_rows(bags.groups[0]).tolist())
 
 
 def batches(num: int, size: int) -> list[Batch]:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,7 +83,7 @@ class RowGroup:
         self._uncounted: deque[Request] = deque()
         self._abandoned: deque[Flight] = deque()
         self._next_number = 0
-        self._num_pinned = 0
+        self.num_pinned = 0
         self._record_bytes = layout.num_bytes
         self.seating = Seating(self)
         self.early_reads: EarlyReads | None = None
@@ -91,6 +91,12 @@ class RowGroup:
         self._last_move: Mark | None = None
         # at most so many slots of each plan since the oldest in flight may not be taken, be it landed, or have failed
         self._protected: deque[tuple[int, int]] = deque()
+
+    def forget_copies(self) -> None:
+        """The store was written from outside: what was copied from it before is no value of a row any more."""
+        self.planner.batch += 1  # copies in the overflow buffer are no longer the latest
+        for flight in self._flights.values():
+            flight.early = None
 
     def __del__(self) -> None:
         """Memory that streams still use must not go back to PyTorch, which would hand it out again."""
@@ -212,7 +218,7 @@ class RowGroup:
 
     def looks_everywhere(self, request: Request) -> bool:
         """Whether all slots must be looked at for a batch's victims: a part may be pinned, or was too small before."""
-        return request.failed or self._num_pinned > 0
+        return request.failed or self.num_pinned > 0
 
     def flies_in_ring(self) -> bool:
         """Whether a plan in a seat is in flight."""
@@ -233,7 +239,7 @@ class RowGroup:
         """Whether a batch fits beside those in flight, for all the host knows."""
         oldest = min(self._flights, default=self.planner.batch + 1)
         protected = sum(num for batch, num in self._protected if batch >= oldest)
-        return protected + request.distinct.rows.numel() + self._num_pinned <= self.num_slots
+        return protected + request.distinct.rows.numel() + self.num_pinned <= self.num_slots
 
     def settle(self, flight: Flight) -> bool:
         """Look at a plan's counts; queue its moves, or forget it where it did not fit."""
@@ -251,7 +257,7 @@ class RowGroup:
             self.stats.on_the_spot += 1
         can_overflow = self._can_overflow(flight)
         if can_overflow or self.device.type != "cuda":
-            self._settle_all()
+            self.settle_all()
             assert can_overflow or not (flight.counts and flight.counts.overflow)
         else:
             self._move(flight)
@@ -295,16 +301,16 @@ class RowGroup:
             return False
         if flight.placing is Placing.NOTHING or not self.planner.index.any_slot:
             return True
-        return sum(num for _, num in self._protected) + self._num_pinned > self.num_slots
+        return sum(num for _, num in self._protected) + self.num_pinned > self.num_slots
 
     def _settle_unmoved(self) -> None:
         """See to it that the moves of every plan are queued."""
         for flight in self._unsettled:
             if flight.moved is None:
-                self._settle_all()
+                self.settle_all()
                 return
 
-    def _settle_all(self) -> None:
+    def settle_all(self) -> None:
         while self._unsettled:
             self._settle_first()
 
@@ -358,9 +364,9 @@ class RowGroup:
         def work() -> None:
             mover.move(store, cache, plan.move_slots, plan.move_out, plan.move_in, plan.num_moves)
 
-        flight.moved = self._submit_move(work, (flight.planned, *flight.after))
+        flight.moved = self.submit_move(work, (flight.planned, *flight.after))
 
-    def _submit_move(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
+    def submit_move(self, work: Callable[[], None], after: Iterable[Mark] = ()) -> Mark:
         """Move rows outside the ring. Those in the ring run in the planning lane: each waits for all before it.
 
         Whoever calls this has the marks of plans that the moves belong to among `after`, and with the last of them
@@ -376,13 +382,13 @@ class RowGroup:
             nothing = torch.full_like(plan.overflow_rows, NO_ROW)
             mover.move(store, cache, plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow)
 
-        flight.moved = self._submit_move(work, (self.planned,))
+        flight.moved = self.submit_move(work, (self.planned,))
 
     def _reserve_overflow(self, num: int) -> None:
         """Make the overflow buffer, which lies behind the slots, hold `num` records."""
         if self.num_slots + num <= self.cache.shape[0]:
             return
-        self._wait_for_moves()
+        self.wait_for_moves()
         room = max(num, 2 * (self.cache.shape[0] - self.num_slots))
         with writable_state():
             grown = self.cache.new_zeros(self.num_slots + room, self.cache.shape[1])
@@ -390,9 +396,9 @@ class RowGroup:
         self.cache = grown
         caller_mark(self.device).wait()  # the old one is read no more, the new one is written
 
-    def _wait_for_moves(self) -> None:
+    def wait_for_moves(self) -> None:
         """Block the host until every queued move is done and nothing in the caller's lane uses the cache."""
-        self._submit_move(_do_nothing, (caller_mark(self.device), self.planned)).wait()
+        self.submit_move(_do_nothing, (caller_mark(self.device), self.planned)).wait()
 
     # -- early reads ----------------------------------------------------------------------------------------------
 
@@ -415,7 +421,7 @@ class RowGroup:
             values.copy_(cache[slots.clamp(min=0), :dim])
 
         flight.early = EarlyRead(values)
-        flight.moved = self.early_reads.last = self._submit_move(work, (caller_mark(self.device), flight.moved))
+        flight.moved = self.early_reads.last = self.submit_move(work, (caller_mark(self.device), flight.moved))
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -512,7 +518,7 @@ class RowGroup:
             nothing = torch.full_like(plan.overflow_rows, NO_ROW)
             mover.move(store, cache, plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow)
 
-        flight.moved = self._submit_move(work, (caller_mark(self.device), self.planned))
+        flight.moved = self.submit_move(work, (caller_mark(self.device), self.planned))
         self.stats.bytes_out += flight.counts.overflow * store.layout.num_bytes
 
     def _land(self, flight: Flight) -> None:
@@ -528,95 +534,6 @@ class RowGroup:
         if flight.seat is None:  # the memory of a seat stays
             self.bury(flight, *marks, flight.moved)
 
-    # -- whole-table operations -----------------------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Write every row of the cache back to the store, and wait for it."""
-        self._move_all_slots(out=True)
-
-    def reload(self) -> None:
-        """Read every row of the cache again from the store, after the store was written from outside."""
-        self._move_all_slots(out=False)
-        self.planner.batch += 1  # copies in the overflow buffer are no longer the latest
-        for flight in self._flights.values():
-            flight.early = None  # what was read before is not a record's value of any time
-
-    def _move_all_slots(self, out: bool) -> None:
-        self._settle_all()
-        if isinstance(self.planner, ResidentPlanner):
-            caller_mark(self.device).wait()
-            return
-        store, cache, slots, mover = self.store, self.cache, self.planner.slots, self.mover
-        moving: list[Tensor] = []
-
-        def work() -> None:
-            rows = slots.row[: slots.num]
-            nothing = torch.full_like(rows, NO_ROW)
-            place = torch.arange(slots.num, dtype=torch.int32, device=rows.device)
-            num = torch.full((1,), slots.num, dtype=torch.int32, device=rows.device)
-            mover.move(store, cache, place, rows if out else nothing, nothing if out else rows, num)
-            moving.append((rows >= 0).sum())
-
-        self._submit_move(work, (caller_mark(self.device), self.planned)).wait()
-        num_bytes = int(moving[0]) * store.layout.num_bytes
-        if out:
-            self.stats.bytes_out += num_bytes
-        else:
-            self.stats.bytes_in += num_bytes
-
-    def cached_rows(self) -> Tensor:
-        """The rows of the store that are in the cache, int64 on the host."""
-        assert isinstance(self.planner, Planner)
-        self._wait_for_moves()
-        rows = self.planner.slots.row[: self.num_slots].cpu()
-        return rows[rows >= 0]
-
-    def preload_hottest(self, num: int) -> None:
-        """Bring the first rows of the store into the cache, where they may be evicted like any other.
-
-        Of the stats only the bytes moved change, for no batch has asked for these rows.
-        """
-        num = min(num, self.store.num_rows)
-        if isinstance(self.planner, ResidentPlanner) or num == 0:
-            return
-        rows = torch.arange(num) if self.numbering is None else self.numbering.hottest(num)
-        rows = rows.to(self.device)
-        before = replace(self.totals())
-        flight = self.plan_now(self.request(lambda: Rows(rows)), Placing.WHAT_FITS)
-        self.acquire(flight)
-        self.drop(flight)
-        after = self.totals()
-        self.stats = replace(before, bytes_in=after.bytes_in, bytes_out=after.bytes_out)
-
-    def pin(self, rows: Tensor) -> None:
-        """Bring rows, numbered table after table, into the cache and never evict them."""
-        if isinstance(self.planner, ResidentPlanner):
-            return
-        flight = self.plan_now(self.request(lambda: Rows(rows)), Placing.WHAT_FITS)
-        self._settle_all()
-        assert flight.counts is not None
-        try:
-            if flight.counts.overflow:
-                raise ValueError(
-                    f"{flight.counts.unique:,} rows to pin, but {flight.counts.overflow:,} of them find no slot in a "
-                    f"cache of {self.num_slots:,}: pin fewer rows or make the cache larger"
-                )
-            pinned = self.planner.slots.pinned
-            self.planned = self.plan_lane.submit(lambda: _set(pinned, flight.plan.row_slots))
-            self.planned.hold_caller()
-            self._num_pinned = int(pinned.sum())
-        finally:
-            self.acquire(flight)
-            self.drop(flight)
-
-    def unpin(self) -> None:
-        """Let pinned rows go again."""
-        if isinstance(self.planner, ResidentPlanner):
-            return
-        pinned = self.planner.slots.pinned
-        self.planned = self.plan_lane.submit(lambda: _clear(pinned))
-        self._num_pinned = 0
-
     # -- bookkeeping ----------------------------------------------------------------------------------------------
 
     def check_later(self, request: Request) -> None:
@@ -631,7 +548,7 @@ class RowGroup:
 
     def totals(self) -> Stats:
         """The stats, with everything queued so far counted in."""
-        self._settle_all()
+        self.settle_all()
         if self.early_reads is not None:
             self.stats.stale = self.early_reads.num_stale()
         return self.stats
@@ -670,11 +587,3 @@ class RowGroup:
 
 def _do_nothing() -> None:
     pass
-
-
-def _set(flags: Tensor, slots: Tensor) -> None:
-    flags[slots[slots >= 0]] = True
-
-
-def _clear(flags: Tensor) -> None:
-    flags.fill_(False)

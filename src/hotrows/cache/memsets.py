@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-MOST_BYTES = 1 << 16  # larger ones the driver makes kernels of by itself
+MOST_BYTES = 1 << 16  # what cuBLAS and small sorts need; of larger ones the driver may make kernels by itself
 _KERNEL, _MEMSET = 0, 2  # kinds of nodes
 _TYPES = {1: "|u1", 2: "<i2", 4: "<i4"}  # by the length of an element
 _NODE = ctypes.c_void_p

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hotrows.cache import contents
 from hotrows.cache.flights import Flight, Request
 from hotrows.cache.group import RowGroup
 from hotrows.cache.lanes import caller_device
@@ -277,7 +278,7 @@ class CachedModule(nn.Module):
     def flush(self) -> None:
         """Write every changed row back to the store, and raise what is still to be raised for bad ids."""
         for group in self.groups:
-            group.flush()
+            contents.flush(group)
         for group in self.groups:
             group.check()
 
@@ -325,9 +326,9 @@ class CachedModule(nn.Module):
             raise ValueError(
                 f"table {name!r}: weight is {weight.dtype} {list(weight.shape)}, expected {list(expected)}"
             )
-        tables.group.flush()
+        contents.flush(tables.group)
         tables.set_part(table, "weight", weight.detach())
-        tables.group.reload()
+        contents.reload(tables.group)
 
     def _table(self, name: str) -> Table:
         for table in self.tables:
@@ -342,12 +343,12 @@ class CachedModule(nn.Module):
             raise ValueError(
                 f"pin: ids from {int(ids.min())} to {int(ids.max())}, table {name!r} has 0 to {table.num_rows - 1}"
             )
-        tables.group.pin(on_device(ids + tables.first_row[name], self.device))
+        contents.pin(tables.group, on_device(ids + tables.first_row[name], self.device))
 
     def unpin(self) -> None:
         """Let all pinned rows go again."""
         for group in self.groups:
-            group.unpin()
+            contents.unpin(group)
 
     def row_state(self, name: str) -> dict[str, Tensor]:
         """The optimizer state of a table: "step", and a view of each part of the records' state in the store.
@@ -366,11 +367,11 @@ class CachedModule(nn.Module):
         fields = [part.name for part in tables.group.store.layout.state]
         if set(state) != {"step", *fields}:
             raise ValueError(f"state of table {name!r} has {sorted(state)}, expected {sorted(['step', *fields])}")
-        tables.group.flush()
+        contents.flush(tables.group)
         for part in fields:
             tables.set_part(table, part, state[part])
         tables.group.steps = int(state["step"])
-        tables.group.reload()
+        contents.reload(tables.group)
 
     # -- nn.Module ------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.capacity import cache_rows, check_cache
+from hotrows.cache.contents import cached_rows
 from hotrows.cache.group import RowGroup
 from hotrows.cache.indexes import INDEXES, check_index, choose_index, make_index
 from hotrows.cache.movers import Mover, ZeroCopy
@@ -62,7 +63,7 @@ class TableSet:
         if self.group.is_resident:
             return {table.name: table.num_rows for table in self.tables}
         cached = torch.zeros(self.group.store.num_rows, dtype=torch.bool)
-        cached[self.group.cached_rows()] = True
+        cached[cached_rows(self.group)] = True
         return {table.name: int(cached[self._rows(table)].sum()) for table in self.tables}
 
     def _all_records(self) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch
+from hotrows.cache.contents import preload_hottest
 from hotrows.cache.movers import BlockTransmitter
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
@@ -70,7 +71,7 @@ class FreqCacheStrategy(Strategy):
         )
         for group in bags.groups:
             # rounded first: 0.7 · 110 could be a little more than 77, and must not become 78
-            group.preload_hottest(math.ceil(round(self.options.warmup_ratio * group.num_slots, 6)))
+            preload_hottest(group, math.ceil(round(self.options.warmup_ratio * group.num_slots, 6)))
         return bags
 
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
