@@ -50,7 +50,7 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
     while len(times) < turns:
         ids = draw_ranks(sizes, (batch_size,), EXPONENT, generator)
         place = ring.next_place()
-        ring.prepare_announcement(ids, place, number)
+        ring.prepare_announcement([ids], place, number)
         waiting.append((place, number))
         number += 1
         planned, of = waiting[0] if len(waiting) == window else (None, -1)
@@ -69,7 +69,7 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
             planner.counted(told[1], count)
             rows_of[told[0]] = count
         if planned is not None:
-            counts = Counts(*ring.counts[ring.seat_of(planned)].tolist())
+            counts = Counts(*ring.counts[ring.seats_of(planned)[0]].tolist())
             assert counts.fits, "the cache is too small for the batches in flight"
             planner.index.replaced(counts.evictions, rows_of[planned])
             planner.policy.came(of)

@@ -59,6 +59,7 @@ class Setting:
     reads: bool = False  # read without training in between
     stop_after: int | None = None  # leave the loop, and go on without lookahead
     slow: str | None = None  # "mover" or "trainer": the other one runs ahead as far as the rules let it
+    party: int | None = None  # how many batches share a turn of planning on a GPU, None where that goes by their size
     device: str = "cpu"
 
 
@@ -136,6 +137,7 @@ def settings_for(draw: st.DrawFn, num_rows: int, device: str) -> Setting:
         reads=draw(st.booleans()),
         stop_after=draw(st.one_of(st.none(), st.integers(1, 5))),
         slow=draw(st.sampled_from([None, "mover", "trainer"])),
+        party=draw(st.sampled_from([None, 2, 4])) if device != "cpu" else None,
         device=device,
     )
 
@@ -159,6 +161,8 @@ def make_bags(scenario: Scenario, setting: Setting) -> hotrows.EmbeddingBagColle
     if setting.slow == "mover":
         for group in bags.groups:
             group.store = SlowStore(group.store)
+    for group in bags.groups:
+        group.seating.party_size = setting.party
     return bags
 
 

@@ -64,5 +64,6 @@ def test_equal_at_a_size_that_keeps_lanes_busy(optimizer: str, device: str) -> N
     )
     scenario = Scenario(tables, "sum", optimizer, batches, passes=1, accumulate=False, seed=0)
     expected = finish(scenario, Setting("100%", device=device))
-    for cache, depth in ((12_000, 4), (5_000, 8), (1_800, 4)):
-        assert_equal(finish(scenario, Setting(cache, depth=depth, window=16, device=device)), expected)
+    for cache, depth, party in ((12_000, 4, 4), (12_000, 4, 1), (7_000, 4, 2), (5_000, 8, None), (1_800, 4, 4)):
+        setting = Setting(cache, depth=depth, window=16, device=device, party=party)
+        assert_equal(finish(scenario, setting), expected)

@@ -23,6 +23,9 @@ def _interpreter() -> None:
         pytest.skip("on a GPU tests/train/test_graphs.py runs the ring as it is")
 
 
+parties = pytest.mark.parametrize("party", [1, 2, 4])  # how many batches share a turn
+
+
 def make_batches(size: int, last: int | None = None) -> list[torch.Tensor]:
     random = torch.Generator().manual_seed(3)
     sizes = [size] * (NUM_BATCHES - 1) + [last or size]
@@ -31,13 +34,14 @@ def make_batches(size: int, last: int | None = None) -> list[torch.Tensor]:
     ]
 
 
-def train(batches, *, ring: bool, depth: int = 2, **arguments):
+def train(batches, *, ring: bool, depth: int = 2, window: int = 7, party: int | None = None, **arguments):
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
     bags = hotrows.EmbeddingBagCollection(tables, 4, optimizer=hotrows.optim.Adam(lr=0.1), **arguments)
     for group in bags.groups:
         group.uses_ring = ring
+        group.seating.party_size = party
     seats = 0
-    for ids in hotrows.lookahead(batches, bags, depth=depth, window=7, ids=lambda b: b):
+    for ids in hotrows.lookahead(batches, bags, depth=depth, window=window, ids=lambda b: b):
         flight = bags.current.flights[0]
         seats += flight is not None and flight.seat is not None
         (bags(ids) ** 2).sum().backward()
@@ -49,15 +53,47 @@ def same(ours, theirs) -> None:
         assert torch.equal(ours[name], theirs[name]), name
 
 
+@pytest.mark.parametrize("window", [7, 13])
+@parties
 @pytest.mark.parametrize("index", ["hash", "direct"])
-def test_same_as_without_a_ring(index):
+def test_same_as_without_a_ring(index, window, party):
     batches = make_batches(12)
-    ours, stats, seats = train(batches, ring=True, cache=90, index=index)
-    theirs, expected, _ = train(batches, ring=False, cache=90, index=index)
+    cache = {1: 90, 2: 95, 4: 102}[party]
+    ours, stats, seats = train(batches, ring=True, cache=cache, index=index, window=window, party=party)
+    theirs, expected, _ = train(batches, ring=False, cache=cache, index=index, window=window)
     same(ours, theirs)
     assert seats == NUM_BATCHES
     assert stats.evictions > 0
     assert (stats.lookups, stats.unique) == (expected.lookups, expected.unique)
+    assert stats.hits + stats.misses == stats.unique
+    assert stats.batches == NUM_BATCHES
+
+
+def test_batches_share_their_turns(monkeypatch):
+    turns, run = [], ring_module.Ring.run
+    monkeypatch.setattr(ring_module.Ring, "run", lambda self, *how: (turns.append(how[:2]), run(self, *how)))
+    train(make_batches(12), ring=True, cache=200, index="hash", window=12, party=4)
+    num_parties = -(-NUM_BATCHES // 4)
+    assert sum(announces for announces, _ in turns) == num_parties
+    assert sum(plans for _, plans in turns) == num_parties
+
+
+@pytest.mark.parametrize(
+    ("num_lookups", "num_slots", "window", "expected"),
+    [
+        (26 * 1024, 506_439, 16, 4), (26 * 1024, 506_439, 13, 2), (26 * 1024, 506_439, 9, 1),
+        (26 * 1024, 100_000, 16, 2), (26 * 1024, 50_000, 16, 1), (26 * 4096, 506_439, 16, 4),
+        (26 * 16384, 10**9, 64, 1),
+    ],
+)  # fmt: skip
+def test_how_many_share_a_turn(num_lookups, num_slots, window, expected):
+    tables = [hotrows.Table("a", 100)]
+    for policy in ("lookahead", "lru"):
+        bags = hotrows.EmbeddingBagCollection(tables, 4, cache=64, optimizer=hotrows.optim.SGD(lr=0.1), policy=policy)
+        planner = bags.groups[0].planner
+        planner.num_slots = num_slots
+        wanted = expected if policy == "lookahead" else 1
+        assert ring_module.party_size(planner, num_lookups, 4, window) == wanted
 
 
 @pytest.mark.parametrize("ring", [True, False])
@@ -80,19 +116,66 @@ def test_victims_from_a_part_of_the_slots_at_a_time(ring, monkeypatch):
     assert seats == (NUM_BATCHES if ring else 0)
 
 
-def test_plans_that_do_not_fit_beside_those_in_flight_are_made_again():
+@parties
+def test_plans_that_do_not_fit_beside_those_in_flight_are_made_again(party):
     batches = make_batches(20)
-    ours, stats, seats = train(batches, ring=True, cache=60, depth=4)
+    ours, stats, seats = train(batches, ring=True, cache=60, depth=4, party=party)
     same(ours, train(batches, ring=False, store="device")[0])
     assert stats.shrinks > 0
     assert seats > 0
 
 
-def test_batches_that_do_not_fit_the_cache_overflow():
+@parties
+def test_batches_that_do_not_fit_the_cache_overflow(party):
     batches = make_batches(40)
-    ours, stats, _ = train(batches, ring=True, cache=25)
+    ours, stats, _ = train(batches, ring=True, cache=25, party=party)
     same(ours, train(batches, ring=False, store="device")[0])
     assert stats.overflow > 0
+
+
+@parties
+def test_the_last_batch_has_another_shape(party):
+    batches = make_batches(12, last=5)
+    ours, _, seats = train(batches, ring=True, cache=200, index="hash", window=12, party=party)
+    same(ours, train(batches, ring=False, cache=200, index="hash")[0])
+    assert seats == NUM_BATCHES - 1
+
+
+@parties
+def test_a_bad_batch_of_a_party_leaves_the_others_alone(party):
+    batches = make_batches(12)
+    batches[6][3, 1] = SIZES["b"]
+    results = []
+    for ring in (True, False):
+        bags = make_bags(ring, 200, party)
+        trained = []
+
+        def run(bags, trained):
+            for ids in hotrows.lookahead(batches, bags, depth=2, window=12, ids=lambda b: b):
+                (bags(ids) ** 2).sum().backward()
+                trained.append(ids)
+
+        with pytest.raises(hotrows.BadIdError, match=f"sample 3.*{SIZES['b']}|{SIZES['b']}.*sample 3"):
+            run(bags, trained)
+        assert len(trained) == 6
+        results.append({name: bags.weight(name) for name in SIZES})
+    same(*results)
+
+
+@parties
+def test_a_batch_that_is_not_looked_up_leaves_the_others_of_its_party_alone(party):
+    """Its rows were planned with theirs, or, where the cache is too small for them, on the spot."""
+    for cache in (200, 30):
+        results = []
+        for ring in (True, False):
+            bags = make_bags(ring, cache, party)
+            for number, ids in enumerate(
+                hotrows.lookahead(make_batches(12), bags, depth=2, window=12, ids=lambda b: b)
+            ):
+                if number % 5 != 1:
+                    (bags(ids) ** 2).sum().backward()
+            results.append({name: bags.weight(name) for name in SIZES})
+        same(*results)
 
 
 def test_all_rows_on_the_device():
@@ -103,12 +186,14 @@ def test_all_rows_on_the_device():
     assert stats.misses == 0
 
 
-def test_several_loops_share_a_ring():
+@parties
+def test_several_loops_share_a_ring(party):
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
     results = []
     for ring in (True, False):
-        bags = hotrows.EmbeddingBagCollection(tables, 4, cache=90, optimizer=hotrows.optim.SGD(lr=0.1), index="hash")
+        bags = hotrows.EmbeddingBagCollection(tables, 4, cache=200, optimizer=hotrows.optim.SGD(lr=0.1), index="hash")
         bags.groups[0].uses_ring = ring
+        bags.groups[0].seating.party_size = party
         for _ in range(2):
             for number, ids in enumerate(hotrows.lookahead(make_batches(12), bags, depth=2, window=5, ids=lambda b: b)):
                 (bags(ids) ** 2).sum().backward()
@@ -118,10 +203,9 @@ def test_several_loops_share_a_ring():
     same(*results)
 
 
-def test_a_backward_pass_long_after_its_turn_is_refused():
-    tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
-    bags = hotrows.EmbeddingBagCollection(tables, 4, cache=90, optimizer=hotrows.optim.SGD(lr=0.1), index="hash")
-    bags.groups[0].uses_ring = True
+@pytest.mark.parametrize("party", [1, 2])
+def test_a_backward_pass_long_after_its_turn_is_refused(party):
+    bags = make_bags(True, party=party)
     kept = None
     for number, ids in enumerate(hotrows.lookahead(make_batches(12), bags, depth=2, window=5, ids=lambda b: b)):
         loss = (bags(ids) ** 2).sum()
@@ -160,10 +244,11 @@ def run_until_interrupted(bags):
     return trained
 
 
-def make_bags(ring: bool):
+def make_bags(ring: bool, cache: int = 90, party: int = 1):
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
-    bags = hotrows.EmbeddingBagCollection(tables, 4, optimizer=hotrows.optim.SGD(lr=0.1), cache=90, index="hash")
+    bags = hotrows.EmbeddingBagCollection(tables, 4, optimizer=hotrows.optim.SGD(lr=0.1), cache=cache, index="hash")
     bags.groups[0].uses_ring = ring
+    bags.groups[0].seating.party_size = party
     return bags
 
 
@@ -178,9 +263,10 @@ def check_goes_on(bags, trained):
     same({name: bags.weight(name) for name in SIZES}, {name: plain.weight(name) for name in SIZES})
 
 
-@pytest.mark.parametrize("turn", [1, 5, 9])
-def test_an_interrupt_before_a_turn_is_counted(turn, monkeypatch):
-    bags, turns = make_bags(ring=True), []
+@pytest.mark.parametrize("turn", [1, 3, 5])
+@parties
+def test_an_interrupt_before_a_turn_is_counted(turn, party, monkeypatch):
+    bags, turns = make_bags(True, party=party), []
     lane = bags.groups[0].plan_lane.submit
 
     def submit(work, after=(), recorded=False):
@@ -228,12 +314,13 @@ def test_more_turns_than_there_are_numbers_for(monkeypatch):
     same(train(batches, ring=True, cache=90, index="hash")[0], train(batches, ring=False, cache=90, index="hash")[0])
 
 
-def test_an_announcement_that_fails_says_why_at_its_batchs_turn(monkeypatch):
-    bags, work, turns = make_bags(ring=True), ring_module.Ring._work, []
+@pytest.mark.parametrize(("party", "window", "turn", "num_trained"), [(1, 7, 3, 2), (2, 7, 2, 2), (4, 13, 2, 4)])
+def test_an_announcement_that_fails_says_why_at_its_batchs_turn(party, window, turn, num_trained, monkeypatch):
+    bags, work, turns = make_bags(True, party=party), ring_module.Ring._work, []
 
     def failing(self, *arguments):
         turns.append(self)
-        if len(turns) == 3:
+        if len(turns) == turn:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return work(self, *arguments)
 
@@ -241,12 +328,12 @@ def test_an_announcement_that_fails_says_why_at_its_batchs_turn(monkeypatch):
     trained = []
 
     def train_all():
-        for ids in hotrows.lookahead(make_batches(12), bags, depth=2, window=7, ids=lambda b: b):
+        for ids in hotrows.lookahead(make_batches(12), bags, depth=2, window=window, ids=lambda b: b):
             (bags(ids) ** 2).sum().backward()
             trained.append(ids)
 
     with pytest.raises(RuntimeError, match="could not be found ahead") as raised:
         train_all()
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
-    assert len(trained) == 2, "the batches before it"
+    assert len(trained) == num_trained, "the batches before it"
     check_goes_on(bags, len(trained))

@@ -99,20 +99,23 @@ def planning() -> None:
         (part, make_policy("lookahead"), "hash"), (some, with_counts, "direct"), (shared, make_policy("lfu"), "hash"),
     ):  # fmt: skip
         slots = Slots(120, torch.device("cpu"))
-        plan_with(Planner(slots, make_index(index, 453, slots), policy), columns, 453)
+        for parts in (1, 2, 4):
+            plan_with(Planner(slots, make_index(index, 453, slots), policy), columns, 453, parts=parts)
     plan_with(ResidentPlanner(2**40), part, 2**40)  # rows of 64 bits
     for num_samples in (1024, 2048, distinct.MOST_SAMPLES, distinct.MOST_SAMPLES + 1):
         plan_with(ResidentPlanner(800), some, 800, num_samples)
 
 
-def plan_with(planner: Planner | ResidentPlanner, columns: IdColumns, num_rows: int, num_samples: int = BATCH) -> None:
+def plan_with(
+    planner: Planner | ResidentPlanner, columns: IdColumns, num_rows: int, num_samples: int = BATCH, parts: int = 1
+) -> None:
     device, num_lookups = torch.device("cpu"), num_samples * columns.first_row.numel()
-    places = Places(3, num_lookups, device, ints(3, 2))
-    seats = Seats(2, num_lookups, device, ints(2, len(Counts._fields)))
+    places = Places(3, num_lookups, device, ints(3 * parts, 2), parts, ints(3, 2))
+    seats = Seats(2 * parts, num_lookups, device, ints(2 * parts, len(Counts._fields)))
     fused = FusedPlanner(planner, columns, num_samples, num_rows, places, seats, ints(4, plan.NUM_NUMBERS))
     if isinstance(planner, Planner) and isinstance(planner.policy, Lookahead):
         planner.policy.upcoming.expect(0, fused.num_lookups)
-    ids = torch.zeros(num_samples, FEATURES, dtype=torch.int64)
+    ids = torch.zeros(parts * num_samples, FEATURES, dtype=torch.int64)
     for announces, plans in ((True, False), (False, True), (True, True)):
         fused.turn(ids, announces, plans)
 

@@ -87,6 +87,26 @@ class Tables(NamedTuple):
         assert not told[[0, 2]].any(), "what is told of other places"
         return found, told[PLACE].tolist()
 
+    def of_party(self, ids: list[Tensor], by_column: bool, device: torch.device) -> tuple[Places, list[list[int]]]:
+        """Of several batches sorted as one."""
+        columns = None if self.columns is None else torch.tensor(self.columns, device=device)
+        parts, together = len(ids), torch.cat(ids)
+        order = self.order(len(together), device)
+        assert order is not None or not by_column
+        told, told_together = (torch.zeros(n, 2, dtype=torch.int32, pin_memory=device.type == "cuda") for n in (
+            3 * parts, 3,
+        ))  # fmt: skip
+        places = Places(3, len(ids[0]) * len(self.first_row), device, told, parts, told_together)
+        kernel.distinct_ids(
+            together.to(device), columns, torch.tensor(self.first_row, device=device),
+            torch.tensor(self.num_rows, device=device), order if by_column else None, torch.int32, places.noted, told,
+            torch.tensor([PLACE], dtype=torch.int32, device=device), places.arrays, places.together,
+        )  # fmt: skip
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        assert places.rows_together(PLACE)[1].tolist() == told_together[PLACE, :1].tolist()
+        return places, told[PLACE * parts : (PLACE + 1) * parts].tolist()
+
     def check(self, ids: Tensor, device: torch.device) -> None:
         ours, told = self.distinct(ids, True, device)
         theirs, expected = self.distinct(ids, False, device)
@@ -94,6 +114,52 @@ class Tables(NamedTuple):
         assert told[1] == 0
         for name in Distinct._fields:
             assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+
+
+@pytest.mark.parametrize("by_column", [True, False])
+@pytest.mark.parametrize(("num_samples", "parts"), [(1, 2), (33, 2), (64, 4), (512, 4), (700, 2), (1024, 2)])
+def test_batches_sorted_as_one(num_samples, parts, by_column, device, random):
+    """Each as if it were alone, and all of them together."""
+    tables = Tables.one_each([50, 3, 2000, 1, 10**7, 40], [2, 0, 3, 1, 5, 4])
+    tables = tables._replace(columns=[5, 0, 3, 2, 1, 6])
+    ids = [tables.draw(num_samples, random) for _ in range(parts)]
+    places, told = tables.of_party(ids, by_column, device)
+    alone = [tables.distinct(each, False, device) for each in ids]
+    assert told == [expected for _, expected in alone]
+    for part, (expected, _) in enumerate(alone):
+        found = places.distinct(PLACE, part)
+        for name in Distinct._fields:
+            assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), (part, name)
+    together, _ = tables.distinct(torch.cat(ids), False, device)
+    rows, num = (each.cpu() for each in places.rows_together(PLACE))
+    assert torch.equal(num, together.num)
+    assert torch.equal(rows, together.rows)
+    assert torch.equal(places.together.starts[PLACE, : rows.numel() + 1].cpu(), together.starts)
+    for part, (expected, _) in enumerate(alone):
+        which = places.together.of_part[PLACE * parts + part, : expected.num].long().cpu()
+        assert torch.equal(rows[which], expected.rows[: expected.num])
+
+
+@pytest.mark.parametrize("by_column", [True, False])
+def test_a_bad_batch_among_others(by_column, device, random):
+    tables = Tables.one_each([3, 50, 400], [1, 2, 0])
+    ids = [tables.draw(64, random) for _ in range(4)]
+    alone = [tables.distinct(each, False, device)[0] for each in ids]
+    ids[2][7, 1], ids[2][12, 2] = 50, -1
+    places, told = tables.of_party(ids, by_column, device)
+    for part in (0, 1, 3):
+        for name in Distinct._fields:
+            assert torch.equal(getattr(places.distinct(PLACE, part), name).cpu(), getattr(alone[part], name)), (
+                part,
+                name,
+            )
+    bad = Distinct(*(each.cpu() for each in places.distinct(PLACE, 2)))
+    assert told[2] == [0, 64 * 3 - (7 * 3 + 1)]
+    assert told[1][1] == 0
+    assert bad.num.item() == 0
+    assert (bad.rows == NO_ROW).all()
+    assert (bad.inverse == -1).all()
+    assert (bad.starts == 0).all()
 
 
 PLACE = 1

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hotrows
+from hotrows.cache import ring
 from hotrows.train.dense_steps import dense_steps
 from hotrows.train.graphs import WARM_UP
 
@@ -24,6 +25,19 @@ OPTIMIZERS = {
 }
 
 gpu = pytest.mark.gpu
+
+
+AHEAD, CACHE = {"depth": 2, "window": 6}, {"cache": 400}
+
+
+@pytest.fixture(autouse=True, params=[1, 4])
+def party(request, monkeypatch) -> int:
+    """How many batches share a turn of planning; with a window in which they are known, a cache in which they fit."""
+    monkeypatch.setattr(ring, "party_size", lambda *_: request.param)
+    if request.param > 1:
+        monkeypatch.setitem(AHEAD, "window", 14)
+        monkeypatch.setitem(CACHE, "cache", 600)
+    return request.param
 
 
 class Net(nn.Module):
@@ -47,7 +61,7 @@ def make_batches(num=NUM_STEPS, size=64, last=None, where="cpu"):
 
 
 def run(
-    batches, *, graphs, device="cuda", optimizer="sgd", dense="sgd", schedule=False, depth=2, window=6, epochs=1,
+    batches, *, graphs, device="cuda", optimizer="sgd", dense="sgd", schedule=False, depth=2, window=None, epochs=1,
     place=lambda number: nullcontext(), keep=lambda loss: loss, **arguments,
 ):  # fmt: skip
     """Train; answers losses, dense weights, tables, and the step.
@@ -78,7 +92,7 @@ def run(
     losses = []
 
     def epoch():
-        for number, batch in enumerate(hotrows.lookahead(batches, bags, depth=depth, window=window)):
+        for number, batch in enumerate(hotrows.lookahead(batches, bags, depth=depth, window=window or AHEAD["window"])):
             with place(number):
                 losses.append(keep(one(batch)))
             for each in schedules:
@@ -125,7 +139,7 @@ def test_steps_in_several_streams_and_threads():
         return nullcontext() if number <= WARM_UP else torch.cuda.stream(streams[number % 2])
 
     batches = make_batches()
-    ours = run(batches, graphs=True, epochs=2, cache=400, place=place)
+    ours = run(batches, graphs=True, epochs=2, **CACHE, place=place)
     same(ours, run(batches, graphs=True, epochs=2, store="device"))
     assert ours["step"].num_replayed > NUM_STEPS
 
@@ -146,9 +160,9 @@ def test_answers_are_tensors_of_their_own():
         return kept
 
     batches = make_batches()
-    ours = run(batches, graphs=True, cache=400, keep=keep)
+    ours = run(batches, graphs=True, **CACHE, keep=keep)
     sum(products).backward()
-    same(ours, run(batches, graphs=True, cache=400))
+    same(ours, run(batches, graphs=True, **CACHE))
 
 
 @gpu
@@ -156,7 +170,7 @@ def test_answers_are_tensors_of_their_own():
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_same_bits_as_all_rows_on_the_device(optimizer, where):
     batches = make_batches(where=where)
-    ours = run(batches, graphs=True, optimizer=optimizer, cache=400)
+    ours = run(batches, graphs=True, optimizer=optimizer, **CACHE)
     theirs = run(batches, graphs=True, optimizer=optimizer, store="device")
     same(ours, theirs)
     for found in (ours, theirs):
@@ -186,12 +200,12 @@ def test_same_bits_as_the_loop_as_it_stands(arguments):
 @pytest.mark.parametrize("dense", ["sgd", "adam"])
 def test_learning_rates_change(dense):
     batches = make_batches()
-    ours = run(batches, graphs=True, dense=dense, optimizer="adam", schedule=True, cache=400)
+    ours = run(batches, graphs=True, dense=dense, optimizer="adam", schedule=True, **CACHE)
     theirs = run(batches, graphs=True, dense=dense, optimizer="adam", schedule=True, store="device")
     same(ours, theirs)
-    constant = run(batches, graphs=True, dense=dense, optimizer="adam", cache=400)
+    constant = run(batches, graphs=True, dense=dense, optimizer="adam", **CACHE)
     assert not torch.equal(ours["losses"], constant["losses"])
-    plain = run(batches, graphs=False, dense=dense, optimizer="adam", schedule=True, cache=400)
+    plain = run(batches, graphs=False, dense=dense, optimizer="adam", schedule=True, **CACHE)
     torch.testing.assert_close(ours["losses"], plain["losses"])  # fused and single-tensor updates round differently
 
 
@@ -209,9 +223,25 @@ def test_a_cache_too_small_for_the_depth():
 
 
 @gpu
+@pytest.mark.parametrize("num", [2, 4])
+def test_batches_share_their_turns(num, monkeypatch):
+    """In full parties, with rows leaving all the while."""
+    monkeypatch.setattr(ring, "party_size", lambda *_: num)
+    turns, run_turn = [], ring.Ring.run
+    monkeypatch.setattr(ring.Ring, "run", lambda self, *how: (turns.append(how[:2]), run_turn(self, *how)))
+    batches = make_batches(60)
+    ours = run(batches, graphs=True, cache=700, depth=3, window=16, optimizer="adam")
+    assert sum(plans for _, plans in turns) == 60 // num
+    assert ours["stats"].evictions > 0
+    assert ours["stats"].shrinks == 0
+    assert ours["step"].num_replayed == 60 - WARM_UP
+    same(ours, run(batches, graphs=True, store="device", optimizer="adam"))
+
+
+@gpu
 def test_a_last_batch_that_is_shorter():
     batches = make_batches(last=7)
-    ours = run(batches, graphs=True, cache=400)
+    ours = run(batches, graphs=True, **CACHE)
     same(ours, run(batches, graphs=True, store="device"))
     assert ours["step"].num_replayed == NUM_STEPS - WARM_UP - 1
 
@@ -220,7 +250,7 @@ def test_a_last_batch_that_is_shorter():
 def test_several_epochs_and_reads_between():
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
     results = []
-    for arguments in ({"cache": 400}, {"store": "device"}):
+    for arguments in (CACHE, {"store": "device"}):
         torch.manual_seed(0)
         bags = hotrows.EmbeddingBagCollection(
             tables, DIM, optimizer=hotrows.optim.Adam(lr=0.01), device="cuda", **arguments
@@ -235,7 +265,7 @@ def test_several_epochs_and_reads_between():
         losses = []
         for _ in range(3):
             bags.train()
-            for number, batch in enumerate(hotrows.lookahead(make_batches(), bags, depth=2, window=6)):
+            for number, batch in enumerate(hotrows.lookahead(make_batches(), bags, **AHEAD)):
                 losses.append(one(batch))
                 if number == 11:
                     bags.eval()
@@ -272,7 +302,7 @@ def test_state_that_is_made_late_is_made_once(change):
 
         one = hotrows.graphed(step, bags) if graphs else dense_steps()(step)
         losses = []
-        for number, batch in enumerate(hotrows.lookahead(make_batches(), bags, depth=2, window=6)):
+        for number, batch in enumerate(hotrows.lookahead(make_batches(), bags, **AHEAD)):
             if number == NUM_STEPS // 2:
                 model[0].requires_grad_(True)
                 if change == "state cleared":
@@ -288,16 +318,16 @@ def test_state_that_is_made_late_is_made_once(change):
 def test_says_why_a_step_is_not_replayed(caplog):
     batches = make_batches()
     with caplog.at_level(logging.WARNING, logger="hotrows"):
-        ours = run(batches, graphs=True, dense="adagrad", cache=400)
+        ours = run(batches, graphs=True, dense="adagrad", **CACHE)
     assert "Adagrad cannot be recorded" in ours["step"].reason
     assert "Adagrad cannot be recorded" in caplog.text
-    same(ours, run(batches, graphs=False, dense="adagrad", cache=400))
+    same(ours, run(batches, graphs=False, dense="adagrad", **CACHE))
 
 
 @gpu
 def test_ids_used_for_something_else_are_noticed():
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
-    bags = hotrows.EmbeddingBagCollection(tables, DIM, cache=400, optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
+    bags = hotrows.EmbeddingBagCollection(tables, DIM, **CACHE, optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
 
     def step(batch):
         loss = (bags(batch.ids).sum((1, 2)) * batch.ids[:, 0].float()).sum()
@@ -305,7 +335,7 @@ def test_ids_used_for_something_else_are_noticed():
         return loss.detach()
 
     one = hotrows.graphed(step, bags)
-    for batch in hotrows.lookahead(make_batches(where="cuda"), bags, depth=2, window=6):
+    for batch in hotrows.lookahead(make_batches(where="cuda"), bags, **AHEAD):
         one(batch)
     assert one.reason is not None
     assert "meta" in one.reason
@@ -314,7 +344,7 @@ def test_ids_used_for_something_else_are_noticed():
 @gpu
 def test_a_host_that_reads_values_is_noticed():
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
-    bags = hotrows.EmbeddingBagCollection(tables, DIM, cache=400, optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
+    bags = hotrows.EmbeddingBagCollection(tables, DIM, **CACHE, optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
 
     def step(batch):
         loss = bags(batch.ids).sum()
@@ -322,7 +352,7 @@ def test_a_host_that_reads_values_is_noticed():
         return loss.item()
 
     one = hotrows.graphed(step, bags)
-    losses = [one(batch) for batch in hotrows.lookahead(make_batches(), bags, depth=2, window=6)]
+    losses = [one(batch) for batch in hotrows.lookahead(make_batches(), bags, **AHEAD)]
     assert one.reason is not None
     assert all(isinstance(loss, float) for loss in losses)
     bags.flush()
@@ -331,13 +361,13 @@ def test_a_host_that_reads_values_is_noticed():
 def make_bags(**arguments):
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
     return hotrows.EmbeddingBagCollection(
-        tables, DIM, optimizer=hotrows.optim.Adam(lr=0.01), device="cuda", **{"cache": 400, **arguments}
+        tables, DIM, optimizer=hotrows.optim.Adam(lr=0.01), device="cuda", **{**CACHE, **arguments}
     )
 
 
 def train_each(step, bags, batches=None):
     one = hotrows.graphed(step, bags)
-    answers = [one(batch) for batch in hotrows.lookahead(batches or make_batches(), bags, depth=2, window=6)]
+    answers = [one(batch) for batch in hotrows.lookahead(batches or make_batches(), bags, **AHEAD)]
     bags.flush()
     return one, answers
 
@@ -367,7 +397,7 @@ def test_a_batch_whose_turn_it_is_not_runs_as_it_stands():
             return loss
 
         one, before = hotrows.graphed(step, bags), None
-        for batch in hotrows.lookahead(make_batches(where="cuda"), bags, depth=2, window=6):
+        for batch in hotrows.lookahead(make_batches(where="cuda"), bags, **AHEAD):
             one(batch)
             if before is not None:
                 one(before)
@@ -406,7 +436,8 @@ def test_tables_of_several_dims(optimizer):
 
     def train(graphs, **arguments):
         torch.manual_seed(0)
-        tables = [hotrows.Table(name, num, dim=dims[name]) for name, num in SIZES.items()]
+        # each dim has a part of the cache, in which its batches must have room
+        tables = [hotrows.Table(name, max(num, 2000), dim=dims[name]) for name, num in SIZES.items()]
         bags = hotrows.EmbeddingBagCollection(
             tables, DIM, optimizer=OPTIMIZERS[optimizer](), device="cuda", **arguments
         )
@@ -422,7 +453,7 @@ def test_tables_of_several_dims(optimizer):
             return loss.detach()
 
         one = hotrows.graphed(step, bags) if graphs else dense_steps()(step)
-        losses = [one(batch) for batch in hotrows.lookahead(make_batches(), bags, depth=2, window=6)]
+        losses = [one(batch) for batch in hotrows.lookahead(make_batches(), bags, **AHEAD)]
         bags.flush()
         return one, torch.stack(losses).cpu(), {name: bags.weight(name) for name in SIZES}
 
@@ -451,7 +482,7 @@ def test_a_step_that_answers_too_much_trains_all_the_same():
     one, answers = train_each(steps_of(bags), bags)
     assert "64 at most" in one.reason
     step = steps_of(plain)
-    expected = [step(batch) for batch in hotrows.lookahead(make_batches(), plain, depth=2, window=6)]
+    expected = [step(batch) for batch in hotrows.lookahead(make_batches(), plain, **AHEAD)]
     plain.flush()
     assert all(ours[-1].equal(theirs[-1]) for ours, theirs in zip(answers, expected, strict=True))
     assert all(bags.weight(name).equal(plain.weight(name)) for name in SIZES)
@@ -476,7 +507,7 @@ def test_a_rate_set_by_hand_counts():
 
         one = hotrows.graphed(step, bags) if graphs else step
         found = []
-        for number, batch in enumerate(hotrows.lookahead(make_batches(where="cuda"), bags, depth=2, window=6)):
+        for number, batch in enumerate(hotrows.lookahead(make_batches(where="cuda"), bags, **AHEAD)):
             found.append(one(batch).detach())
             optimizer.param_groups[0]["lr"] = 0.05 / (number + 1)
             if number == 15:
@@ -528,7 +559,7 @@ def test_bad_ids_raise_at_their_turn():
     batches = make_batches()
     batches[15].ids[3, 1] = 99
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
-    bags = hotrows.EmbeddingBagCollection(tables, DIM, cache=400, optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
+    bags = hotrows.EmbeddingBagCollection(tables, DIM, **CACHE, optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
 
     def step(batch):
         loss = bags(batch.ids).sum()
@@ -536,7 +567,7 @@ def test_bad_ids_raise_at_their_turn():
         return loss.detach()
 
     one = hotrows.graphed(step, bags)
-    loop = hotrows.lookahead(batches, bags, depth=2, window=6)
+    loop = hotrows.lookahead(batches, bags, **AHEAD)
     for _ in range(15):
         one(next(loop))
     with pytest.raises(hotrows.BadIdError, match=r"feature 'b', sample 3: id 99"):
@@ -545,7 +576,7 @@ def test_bad_ids_raise_at_their_turn():
 
 def test_on_the_cpu_the_step_runs_as_it_stands():
     batches = make_batches()
-    ours = run(batches, graphs=True, device="cpu", cache=400)
+    ours = run(batches, graphs=True, device="cpu", **CACHE)
     assert "cpu" in ours["step"].reason
-    same(ours, run(batches, graphs=False, device="cpu", cache=400))
+    same(ours, run(batches, graphs=False, device="cpu", **CACHE))
     same(ours, run(batches, graphs=False, device="cpu", store="device"))

@@ -1,7 +1,7 @@
 """What goes through a group: the rows of a batch, its plan in flight, its gradients."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -38,7 +38,7 @@ class Request:
     num_rows: LateNumbers
     bad: LateNumbers | None  # what is, if anything
     describe: Callable[[list[int]], str] | None
-    place: int | None = None  # in the ring, until it is planned for good
+    party: "Party | None" = None  # in the ring, until it is planned for good
     named: Tensor | None = None  # its rows numbered table after table, where the store has them in another order
     checked: bool = False
     failed: bool = False  # there was no room for it where victims were looked for
@@ -61,6 +61,19 @@ class Request:
                 raise BadIdError(self.describe(found))
 
 
+@dataclass(slots=True, eq=False)
+class Party:
+    """Batches that one turn of the ring announces together and another one plans together; often there is only one."""
+
+    place: int  # in the ring
+    number: int | None  # under which they were announced to the policy
+    num_rows: LateNumbers  # of all of them together
+    members: list[Request] = field(default_factory=list)  # one after the other in the loop
+    ids: list[Tensor] = field(default_factory=list)  # of each, until they are announced
+    there: tuple[Mark, ...] = ()  # when these are
+    num_gone: int = 0  # members that no longer need the place
+
+
 @dataclass(slots=True)
 class Flight:
     """A plan in flight."""
@@ -73,6 +86,7 @@ class Flight:
     after: tuple[Mark, ...]
     moved: Mark | None = None
     seat: int | None = None  # in the ring
+    leads: bool = True  # whether it is the first of those that were planned together
     counts: Counts | None = None
     used: Mark | None = None  # by a backward pass
     used_up: bool = False  # nothing uses it after `used`

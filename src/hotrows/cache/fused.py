@@ -19,7 +19,8 @@ from hotrows.cache.policies.lookahead import EXACTLY_SEEN, STEPS_BELOW
 from hotrows.cache.policies.ranking import MOST_FREQUENT
 from hotrows.cache.resident import ResidentPlanner
 from hotrows.ops.distinct import Distinct
-from hotrows.ops.distinct.kernel import column_order, distinct_ids, several
+from hotrows.ops.distinct.kernel import column_order, distinct_ids, several, several_together
+from hotrows.ops.distinct.kernel_parts import Together
 from hotrows.ops.plan import kernel
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK
 from hotrows.ops.select import MOST_SEEN, NEEDED
@@ -40,25 +41,57 @@ def reason_against(planner: Planner | ResidentPlanner) -> str | None:
 
 
 class Places:
-    """Where batches wait from when they are announced until they are planned; a row of each array for each place.
+    """Where batches wait from when they are announced until they are planned; a row of each array for each batch.
+
+    Batches that are announced together, a party, are the parts of one place. What is known of all parts together is in
+    `together`, None where a place has one part.
 
     Args:
-        told: int32 [num, 2], on the host, where the kernels write of each batch: distinct rows, and what is bad.
+        num: places. parts: of each.
+        told: int32 [num · parts, 2], on the host, where the kernels write of each batch: distinct rows, what is bad.
+        told_together: int32 [num, 2], the same of the parties.
     """
 
-    def __init__(self, num: int, num_lookups: int, device: torch.device, told: Tensor) -> None:
+    def __init__(
+        self,
+        num: int,
+        num_lookups: int,
+        device: torch.device,
+        told: Tensor,
+        parts: int = 1,
+        told_together: Tensor | None = None,
+    ) -> None:
         self._num_lookups = num_lookups
-        self.arrays = several(num, num_lookups, device)
-        self.noted = torch.zeros(num, 2, dtype=torch.int32, device=device)  # the same as told, on the device
+        self.parts = parts
+        self.arrays = several(num * parts, num_lookups, device)
+        self.noted = torch.zeros(num * parts, 2, dtype=torch.int32, device=device)  # the same as told, on the device
         self.told = told
+        self.together: Together | None = None
+        if parts > 1:
+            assert told_together is not None
+            self.together = several_together(num, parts, num_lookups, device, told_together)
 
-    def distinct(self, place: int) -> Distinct:
-        """Of the batch that waits there."""
-        return _distinct(self.arrays, self.noted, place, self._num_lookups)
+    def distinct(self, place: int, part: int = 0) -> Distinct:
+        """Of a batch that waits there."""
+        return _distinct(self.arrays, self.noted, place * self.parts + part, self._num_lookups)
+
+    def rows_together(self, place: int) -> tuple[Tensor, Tensor]:
+        """The distinct rows of all batches that wait there, and their number [1]."""
+        rows, _, noted = self.to_plan
+        return rows[place, : self.parts * self._num_lookups], noted[place, :1]
+
+    @property
+    def to_plan(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What is planned, for each place: rows, starts, and their number first in [num, 2]."""
+        if self.together is None:
+            return self.arrays[0], self.arrays[3], self.noted
+        return self.together[:3]
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [*self.arrays, self.noted]
+        together = self.together
+        others = [] if together is None else [together.rows, together.starts, together.noted, together.of_part]
+        return [*self.arrays, self.noted, *others]
 
 
 class Seat(NamedTuple):
@@ -67,10 +100,6 @@ class Seat(NamedTuple):
     distinct: Distinct
     slots: Tensor
     row_slots: Tensor
-    move_slots: Tensor
-    move_out: Tensor
-    move_in: Tensor
-    num_moves: Tensor
     counts: Tensor
 
 
@@ -84,12 +113,8 @@ class Seats:
     def __init__(self, num: int, num_lookups: int, device: torch.device, counts: Tensor) -> None:
         self._num_lookups = num_lookups
         self.arrays = several(num, num_lookups, device)
-        rows, inverse, *_ = self.arrays
-        self.num, self.num_moves = (
-            torch.zeros(num, kernel.ALIGNED.value, dtype=torch.int32, device=device) for _ in range(2)
-        )
-        self.slots, self.row_slots, self.move_slots = (torch.zeros_like(inverse) for _ in range(3))
-        self.move_out, self.move_in = torch.zeros_like(rows), torch.zeros_like(rows)
+        self.num = torch.zeros(num, kernel.ALIGNED.value, dtype=torch.int32, device=device)
+        self.slots, self.row_slots = (torch.zeros_like(self.arrays[1]) for _ in range(2))
         self.counts = counts
 
     def __getitem__(self, seat: int) -> Seat:
@@ -98,19 +123,12 @@ class Seats:
             distinct=_distinct(self.arrays, self.num, seat, num),
             slots=self.slots[seat, :num],
             row_slots=self.row_slots[seat, :num],
-            move_slots=self.move_slots[seat, :num],
-            move_out=self.move_out[seat, :num],
-            move_in=self.move_in[seat, :num],
-            num_moves=self.num_moves[seat, :1],
             counts=self.counts[seat],
         )
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [
-            *self.arrays, self.num, self.num_moves, self.slots, self.row_slots, self.move_slots, self.move_out,
-            self.move_in,
-        ]  # fmt: skip
+        return [*self.arrays, self.num, self.slots, self.row_slots]
 
 
 def _distinct(arrays: tuple[Tensor, ...], num: Tensor, which: int, num_lookups: int) -> Distinct:
@@ -132,7 +150,7 @@ class Moves(NamedTuple):
 
 
 class FusedPlanner:
-    """Announces and plans batches of `num_samples` samples.
+    """Announces and plans batches of `num_samples` samples, as many together as a place has parts.
 
     Args:
         part: which ids of a batch to look up.
@@ -152,9 +170,10 @@ class FusedPlanner:
         self._planner = planner
         self._part = part
         self._places, self._seats, self._on_host = places, seats, on_host
-        self.num_lookups = num_samples * part.first_row.numel()
+        self._lookups_each = num_samples * part.first_row.numel()
+        self.num_lookups = self._lookups_each * places.parts
         self._key_dtype = torch.int32 if num_rows < torch.iinfo(torch.int32).max else torch.int64
-        self._column_order = column_order(part.first_row, part.num_rows, num_samples)
+        self._column_order = column_order(part.first_row, part.num_rows, num_samples * places.parts)
         device = part.first_row.device
         blocks = triton.cdiv(self.num_lookups, kernel.BLOCK)
         self._grid = (min(blocks, kernel.MOST_PROGRAMS),)
@@ -167,11 +186,14 @@ class FusedPlanner:
             self._chosen = torch.empty(min(self.num_lookups, planner.slots.num), dtype=torch.int32, device=device)
             self._misses = torch.empty(blocks, dtype=torch.int32, device=device)
             self._zeroed = torch.zeros(kernel.NUM_SUMS + NUM_COUNTS, dtype=torch.int32, device=device)
+            self._row_slots = seats.row_slots  # of one part, these go to its seat
+            if places.parts > 1:
+                self._row_slots = torch.zeros(1, self.num_lookups, dtype=torch.int32, device=device)
             rows = torch.zeros(2, self.num_lookups, dtype=torch.int64, device=device)
             self.moves = Moves(torch.zeros_like(self._found), rows[0], rows[1], self._numbers.new_zeros(1))
 
     def turn(self, ids: Tensor | None, announces: bool, plans: bool) -> None:
-        """Announce a batch of these ids, and plan another one, all or nothing: where the host's numbers say.
+        """Announce a party of these ids, and plan another one, all or nothing: where the host's numbers say.
 
         To announce is to find the distinct rows, and to tell the policy that they will be needed; what it is told
         counts for the plan already.
@@ -195,7 +217,7 @@ class FusedPlanner:
         kernel.begin[(1,)](
             self._on_host, self._turn, len(self._on_host), self._numbers, self._places.noted,
             self._zeroed if places_rows else None, self._zeroed.numel() if places_rows else 0,
-            ANNOUNCES=announces, NUMBERS=kernel.NUM_NUMBERS,
+            ANNOUNCES=announces, PARTS=self._places.parts, NUMBERS=kernel.NUM_NUMBERS,
             BLOCK=triton.next_power_of_2(kernel.NUM_SUMS + NUM_COUNTS), num_warps=1,
         )  # fmt: skip
 
@@ -207,17 +229,18 @@ class FusedPlanner:
         part, places = self._part, self._places
         distinct_ids(
             ids, part.columns, part.first_row, part.num_rows, self._column_order, self._key_dtype, places.noted,
-            places.told, self._number(kernel.COMING_PLACE), places.arrays,
+            places.told, self._number(kernel.COMING_PLACE), places.arrays, places.together,
         )  # fmt: skip
 
     def _announce_and_look_up(self, planner: Planner, announces: bool, plans: bool, sums: Tensor) -> None:
         if not announces and not plans:
             return
-        policy, slots, rows = planner.policy, planner.slots, self._places.arrays[0]
+        policy, slots = planner.policy, planner.slots
+        rows, _, noted = self._places.to_plan
         slot_of, keys, _, num_cells = _index_arrays(planner)
         upcoming = policy.upcoming.arrays() if isinstance(policy, Lookahead) else (None, None, 1)
         kernel.announce_and_look_up[(*self._grid, announces + plans)](
-            rows, self._places.noted, rows.stride(0), self._numbers, slot_of, keys, num_cells, *upcoming,
+            rows, noted, rows.stride(0), self._numbers, slot_of, keys, num_cells, *upcoming,
             slots.priority, slots.last_used, self._found, self._misses, sums,
             ANNOUNCES=announces, PLANS=plans, DIRECT=keys is None, NEEDED=NEEDED, BLOCK=kernel.BLOCK,
             num_warps=kernel.NUM_WARPS,
@@ -227,18 +250,19 @@ class FusedPlanner:
         places, seats = self._places, self._seats
         rows, inverse, order, starts, block_rows = places.arrays
         rows_to, inverse_to, order_to, starts_to, block_rows_to = seats.arrays
-        kernel.spread[(triton.cdiv(self.num_lookups + 1, kernel.SPREAD),)](
-            rows, places.noted, inverse, order, starts, block_rows, seats.row_slots, sums, evictable, self._numbers,
-            seats.slots, rows_to, seats.num, inverse_to, order_to, starts_to, block_rows_to, seats.num_moves,
-            None if self.moves is None else self.moves.num, seats.counts,
-            self.num_lookups, rows.stride(0), block_rows.stride(0), NUM_COUNTS=len(Counts._fields),
-            RESIDENT=sums is None, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK, BLOCK=kernel.SPREAD,
-            num_warps=kernel.SPREAD_WARPS,
+        moves = self.moves
+        kernel.spread[(triton.cdiv(self._lookups_each + 1, kernel.SPREAD), places.parts)](
+            rows, places.noted, inverse, order, starts, block_rows, None if moves is None else self._row_slots,
+            None if places.together is None else places.together.of_part, sums, evictable, self._numbers,
+            seats.slots, seats.row_slots, rows_to, seats.num, inverse_to, order_to, starts_to, block_rows_to,
+            None if moves is None else moves.num, seats.counts, self._lookups_each, rows.stride(0),
+            block_rows.stride(0), NUM_COUNTS=len(Counts._fields), PARTS=places.parts,
+            PER_BLOCK_ROW=LOOKUPS_PER_BLOCK, BLOCK=kernel.SPREAD, num_warps=kernel.SPREAD_WARPS,
         )  # fmt: skip
 
     def _place(self, planner: Planner, sums: Tensor, evictable: Tensor) -> None:
-        slots, policy, seats = planner.slots, planner.policy, self._seats
-        rows, _, _, starts, _ = self._places.arrays
+        slots, policy, row_slots = planner.slots, planner.policy, self._row_slots
+        rows, starts, noted = self._places.to_plan
         assert self.moves is not None
         slot_of, keys, cell_of, num_cells = _index_arrays(planner)
         direct = keys is None
@@ -255,11 +279,10 @@ class FusedPlanner:
             up_keys, up_uses, num_up_cells = policy.upcoming.arrays()
             seen, place_of = policy.seen, policy.place_of
         kernel.place[self._grid](
-            rows, starts, self._places.noted, rows.stride(0), self._numbers, self._found, self._misses, sums, evictable,
-            self._chosen,
-            slots.row, slots.last_used, slots.priority, seen, place_of,
+            rows, starts, noted, rows.stride(0), self._numbers, self._found, self._misses, sums, evictable,
+            self._chosen, slots.row, slots.last_used, slots.priority, seen, place_of,
             slot_of, keys, cell_of, num_cells, up_keys, up_uses, num_up_cells,
-            seats.row_slots, seats.move_slots, seats.move_out, seats.move_in, *self.moves[:3],
+            row_slots, row_slots.stride(0) if self._places.parts == 1 else 0, *self.moves[:3],
             DIRECT=direct, POLICY=KINDS[type(policy)], NEEDED=NEEDED, MOST_FREQUENT=MOST_FREQUENT,
             EXACTLY_SEEN=EXACTLY_SEEN, STEPS_BELOW=STEPS_BELOW, MOST_SEEN=MOST_SEEN,
             BLOCK=kernel.BLOCK, AT_ONCE=kernel.AT_ONCE, num_warps=kernel.NUM_WARPS,

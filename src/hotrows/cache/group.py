@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.early_reads import EarlyRead, EarlyReads
-from hotrows.cache.flights import Contribution, Flight, LookupGrads, Request, Rows
+from hotrows.cache.flights import Contribution, Flight, LookupGrads, Party, Request, Rows
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Lane, Mark, caller_mark, have_passed, make_lanes, writable_state
 from hotrows.cache.late import LateNumbers, send, submit_counted
@@ -80,7 +80,7 @@ class RowGroup:
         self.planned: Mark = caller_mark(self.device)
         self._buried: deque[tuple[tuple[Mark, ...], object]] = deque()
         self._unchecked: deque[Request] = deque()
-        self._uncounted: deque[Request] = deque()
+        self._uncounted: deque[Request | Party] = deque()
         self._abandoned: deque[Flight] = deque()
         self._next_number = 0
         self.num_pinned = 0
@@ -143,17 +143,17 @@ class RowGroup:
         request = Request(unique, number, mark, late, bad, describe, named=None if self.numbering is None else named)
         self.bury((request, make), mark)
         if announce:
-            self._uncounted.append(request)
+            self.count_later(request)
         return request
 
     def withdraw(self, request: Request) -> None:
         """An announced batch will not be planned."""
         self.flush_announcement()
+        self.seating.break_up(request)
         if request.number is not None:
             number, request.number = request.number, None
             self.planned = self.plan_lane.submit(lambda: self.planner.withdraw(request.distinct, number))
             self.bury(request, self.planned)
-            self.seating.leave_place(request)
 
     # -- the ring -----------------------------------------------------------------------------------------------
 
@@ -185,10 +185,11 @@ class RowGroup:
         """As `request` with `announce`, by kernels in a graph; None where ids are not of the shape for that."""
         if not self.uses_ring:
             return None
-        request = self.seating.announce(ids, part, describe)
-        if request is not None:
-            self._uncounted.append(request)
-        return request
+        return self.seating.announce(ids, part, describe)
+
+    def count_later(self, announced: Request | Party) -> None:
+        """Tell the policy how many rows were announced when the host knows."""
+        self._uncounted.append(announced)
 
     def flush_announcement(self) -> None:
         """Announce at once what would have been announced with the next plan."""
@@ -229,17 +230,21 @@ class RowGroup:
 
     # -- plans --------------------------------------------------------------------------------------------------
 
-    def plan_ahead(self, request: Request) -> Flight:
-        """Plan a batch before its turn, all or nothing. `settle` tells whether it fitted."""
+    def plan_ahead(self, request: Request) -> list[Flight]:
+        """Plan a batch before its turn, all or nothing, and with it the others of its party: they come right after it.
+
+        `settle` tells whether they fitted.
+        """
         self.catch_up()
         self._settle_unmoved()
         return self._plan(request, Placing.ALL_OR_NOTHING, after=())
 
     def surely_fits(self, request: Request) -> bool:
-        """Whether a batch fits beside those in flight, for all the host knows."""
+        """Whether a batch and its party fit beside those in flight, for all the host knows."""
         oldest = min(self._flights, default=self.planner.batch + 1)
         protected = sum(num for batch, num in self._protected if batch >= oldest)
-        return protected + request.distinct.rows.numel() + self.num_pinned <= self.num_slots
+        members = 1 if request.party is None else len(request.party.members)
+        return protected + members * request.distinct.rows.numel() + self.num_pinned <= self.num_slots
 
     def settle(self, flight: Flight) -> bool:
         """Look at a plan's counts; queue its moves, or forget it where it did not fit."""
@@ -251,7 +256,7 @@ class RowGroup:
         """Plan a batch at its turn; what has no slot is copied to the overflow buffer."""
         self.catch_up()
         self._settle_unmoved()
-        flight = self._plan(request, placing, after=(caller_mark(self.device),))
+        (flight,) = self._plan(request, placing, after=(caller_mark(self.device),))
         if placing is not Placing.NOTHING:
             request.number = None  # it has come
             self.stats.on_the_spot += 1
@@ -263,34 +268,33 @@ class RowGroup:
             self._move(flight)
         return flight
 
-    def _plan(self, request: Request, placing: Placing, after: tuple[Mark, ...]) -> Flight:
+    def _plan(self, request: Request, placing: Placing, after: tuple[Mark, ...]) -> list[Flight]:
         oldest = self.oldest
-        flight = self.seating.plan(request, oldest) if placing is Placing.ALL_OR_NOTHING else None
-        if flight is None:
-            flight = self._plan_freely(request, placing, after, oldest)
-        self._flights[flight.plan.batch] = flight
-        self._unsettled.append(flight)
+        flights = self.seating.plan(request, oldest) if placing is Placing.ALL_OR_NOTHING else []
+        if not flights:
+            flights = [self._plan_freely(request, placing, after, oldest)]
+        for flight in flights:
+            self._flights[flight.plan.batch] = flight
+            self._unsettled.append(flight)
         if placing is not Placing.NOTHING:
-            batch, protected = flight.plan.batch, self._protected
-            protected.append((batch, flight.plan.row_slots.numel()))
-            kept = batch if oldest is None else oldest
+            batch, protected = flights[-1].plan.batch, self._protected
+            protected.append((batch, sum(flight.plan.row_slots.numel() for flight in flights)))
+            kept = flights[0].plan.batch if oldest is None else oldest
             while protected[0][0] < kept:
                 protected.popleft()
-        return flight
+        return flights
 
     def _plan_freely(self, request: Request, placing: Placing, after: tuple[Mark, ...], oldest: int | None) -> Flight:
         self.flush_announcement()
+        self.seating.break_up(request)
         everywhere = placing is not Placing.ALL_OR_NOTHING or self.looks_everywhere(request)
         made: list[Plan] = []
 
         def work() -> Tensor:
-            if request.place is not None:  # which another batch will take
-                request.distinct = Distinct(*(part.clone() for part in request.distinct))
             made.append(self.planner.plan(request.distinct, placing, oldest, request.number, everywhere))
             return made[0].counts
 
         late, mark = submit_counted(self.plan_lane, work)
-        self.seating.leave_place(request)
         self.planned = mark
         # what was released before this plan was made is what its moves wait for
         return Flight(made[0], request, placing, late, mark, (*self.released, *after))
@@ -333,7 +337,7 @@ class RowGroup:
             stats.evictions += evictions
             stats.overflow += overflow
         else:
-            stats.shrinks += flight.plan.looked_at_all
+            stats.shrinks += flight.plan.looked_at_all and flight.leads
             flight.request.failed = True
             self._flights.pop(flight.plan.batch)
             if flight.seat is not None:
@@ -576,13 +580,13 @@ class RowGroup:
 
     def count_announced(self, wait: bool) -> None:
         while self._uncounted:
-            request = self._uncounted[0]
-            found = request.num_rows.get() if wait else request.num_rows.get_if_ready()
+            announced = self._uncounted[0]
+            found = announced.num_rows.get() if wait else announced.num_rows.get_if_ready()
             if found is None:
                 return
             self._uncounted.popleft()
-            if request.number is not None:
-                self.planner.counted(request.number, found[0])
+            if announced.number is not None:
+                self.planner.counted(announced.number, found[0])
 
 
 def _do_nothing() -> None:

@@ -53,7 +53,7 @@ class Pipeline:
             self.finish()
         self._turn += 1
         self._advance()
-        self._group.seating.flush_announcement()
+        self._group.seating.end_turn()
         entry = self._coming.popleft()
         self._current = entry.request, entry.flight
         if self._group.early_reads is not None:
@@ -125,8 +125,12 @@ class Pipeline:
             if place == 0 and entry.flight is not None and not entry.seen:
                 self._look(entry)
             while entry.flight is None:
-                flight = self._group.plan_ahead(entry.request)
-                entry.flight, entry.turn, entry.place, entry.seen = flight, self._turn, place, False
+                flights = self._group.plan_ahead(entry.request)
+                for i, each in enumerate(flights):  # a party is of batches that come one after the other
+                    planned = coming[place + i]
+                    assert planned.request is each.request
+                    planned.flight, planned.turn, planned.place, planned.seen = each, self._turn, place + i, False
+                flight = flights[0]
                 if place > self._depth or (place > 0 and flight.seat is not None):
                     break
                 looked_at_all = flight.plan.looked_at_all
@@ -142,13 +146,22 @@ class Pipeline:
         assert entry.flight is not None
         flight, entry.seen = entry.flight, self._group.settle(entry.flight)
         if not entry.seen:
-            entry.flight = None
+            self._forget(flight)
         if not entry.seen and flight.plan.looked_at_all:
+            self._group.seating.keep_apart(entry.request)
             reach = entry.place - (1 if entry.place <= LAG_IN_RING + 1 else 2)
             if reach < self._reach:
                 self._reach, self._changed = max(0, reach), self._turn
                 self._patience = min(2 * self._patience, MOST_PATIENCE)
         return entry.seen
+
+    def _forget(self, flight: Flight) -> None:
+        """A plan that did not fit, and with it those of its party."""
+        party = flight.request.party
+        for entry in self._coming:
+            if entry.flight is not None and (entry.flight is flight or entry.request.party is party is not None):
+                self._group.settle(entry.flight)
+                entry.flight = None
 
     def _let_last_go(self) -> bool:
         """Let the batch before the current one land; whether there was one."""

@@ -5,11 +5,16 @@ rows are until it is planned, and every batch that was planned a *seat*, where i
 turn of the loop announces a batch, plans another and moves its rows: one recording, replayed in the planning lane,
 because launching is what a small batch spends its time on. What changes from turn to turn goes through small arrays in
 pinned memory, which the kernels read and write: which place and seat, the batch's numbers, and its counts.
+
+Kernels beside the training slow it down, and those of a small batch hardly less than those of a larger one. So small
+batches share their turns: a *party* of them is announced into one place and planned as one batch, once for all its
+rows, and only what training reads is there for each of them, in a seat of its own. A party that is not full is filled
+up with its last batch over again, which adds no row.
 """
 
 import itertools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +39,24 @@ _PLANNED = slice(kernel.BATCH.value, kernel.SEAT.value + 1)
 _COMING = slice(kernel.COMING.value, kernel.COMING_PLACE.value + 1)
 NUM_TURNS = 64  # whose numbers the host may have written before they are read
 SPARE = 4  # seats beyond the depth: the batch that trains, the one before it, and two that the host has not looked at
+SMALL = 1 << 17  # lookups of a batch that shares its turns
+PARTIES = (4, 2)  # with how many, the more the better
+
+
+def party_size(planner: Planner | ResidentPlanner, num_lookups: int, depth: int, window: int) -> int:
+    """How many batches of so many lookups are announced and planned together.
+
+    Where every row is on the device there is nothing to win by it: distinct rows of several batches are no cheaper.
+    """
+    if not isinstance(planner, Planner) or not isinstance(planner.policy, Lookahead):
+        return 1
+    for size in PARTIES:
+        has_room = size * num_lookups <= planner.num_slots
+        # those to be planned are known by then, be the turns of announcing and planning however they are
+        is_known = window >= depth + SPARE - 2 + 2 * size
+        if num_lookups <= SMALL and has_room and is_known:
+            return size
+    return 1
 
 
 class Ring:
@@ -44,6 +67,7 @@ class Ring:
         depth, window: of the loop that will look ahead.
         num_rows: of the group.
         move: carries out the moves of a plan.
+        party: how many batches are announced and planned together at most.
     """
 
     def __init__(
@@ -57,6 +81,7 @@ class Ring:
         num_rows: int,
         device: torch.device,
         move: Callable[[Moves], None],
+        party: int = 1,
     ) -> None:
         self.serial = next(_serials)
         self._shape, self._dtype = shape, dtype
@@ -65,24 +90,32 @@ class Ring:
         self._planner = planner
         self._slots_planner = planner if isinstance(planner, Planner) else None
         self._move = move
-        self.num_lookups = shape[0] * part.first_row.numel()
-        self.num_seats = depth + SPARE
-        # a whole number of rounds of seats, so that a place always goes to the same seat
-        self.num_places = -(-(window + 2) // self.num_seats) * self.num_seats
-        self._ids = CopiesFromHost(torch.zeros(shape, dtype=dtype, device=device))
+        self.party = party
+        self.num_lookups = shape[0] * part.first_row.numel()  # of one batch
+        # The batches in flight, and up to a party less one at either end: landed, or planned with one that was due
+        self._num_stalls = -(-(depth + SPARE + 2 * (party - 1)) // party)  # rows of seats, one for each member
+        self.num_seats = self._num_stalls * party
+        # a whole number of rounds of seats, so that a place always goes to the same seats
+        num_parties = -(-(window + 2) // party) + (party > 1)
+        self.num_places = -(-num_parties // self._num_stalls) * self._num_stalls
+        ids = torch.zeros(party, *shape, dtype=dtype, device=device)
+        self._all_ids = ids.view(-1, *shape[1:])
+        self._ids = [CopiesFromHost(each) for each in ids]
         self._next = 0
         pinned = device.type == "cuda"
 
         def host(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=torch.int32, pin_memory=pinned)
 
-        # on the host: distinct rows and what is bad, of a place; the plan's counts, of a seat
-        told, counts = host(self.num_places, 2), host(self.num_seats, len(Counts._fields))
+        # on the host: distinct rows and what is bad, of each batch in a place and of all together; a plan's counts
+        told, counts = host(self.num_places * party, 2), host(self.num_seats, len(Counts._fields))
+        together = host(self.num_places, 2) if party > 1 else told
         self.told: list[NDArray[np.int32]] = list(told.numpy())
+        self.told_together: list[NDArray[np.int32]] = list(together.numpy())
         self.counts: list[NDArray[np.int32]] = list(counts.numpy())
-        self.places = Places(self.num_places, self.num_lookups, device, told)
+        self.places = Places(self.num_places, self.num_lookups, device, told, party, together)
         self.seats = Seats(self.num_seats, self.num_lookups, device, counts)
-        self.waiting = [self.places.distinct(place) for place in range(self.num_places)]
+        self.waiting = [self.places.distinct(place, each) for place in range(self.num_places) for each in range(party)]
         self._plans = [_arrays(self.seats[seat]) for seat in range(self.num_seats)]
         numbers = host(NUM_TURNS, kernel.NUM_NUMBERS)
         self._write = numbers.numpy().data.cast("B")
@@ -101,7 +134,7 @@ class Ring:
     @property
     def num_bytes(self) -> int:
         """Device memory of places and seats."""
-        tensors = [self._ids.target, *self.places.tensors, *self.seats.tensors]
+        tensors = [self._all_ids, *self.places.tensors, *self.seats.tensors]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def suits(self, ids: Tensor, depth: int, window: int) -> bool:
@@ -110,40 +143,46 @@ class Ring:
         return fits and self.depth >= depth > 0 and self.window >= window and not self.is_broken
 
     def next_place(self) -> int:
-        """The place for the next batch, whoever was there before."""
+        """The place for the next party, whoever was there before."""
         place = self._next
         self._next = (place + 1) % self.num_places
         return place
 
-    def seat_of(self, place: int) -> int:
-        return place % self.num_seats
+    def seats_of(self, place: int) -> range:
+        """Those of the members of the party in a place."""
+        first = place % self._num_stalls * self.party
+        return range(first, first + self.party)
 
     def has_room(self) -> bool:
-        """Whether the next batch can be announced without making a table larger or building it anew."""
-        return self._upcoming is None or self._upcoming.has_room(self.num_lookups)
+        """Whether the next party can be announced without making a table larger or building it anew."""
+        return self._upcoming is None or self._upcoming.has_room(self.party * self.num_lookups)
 
     # -- in the planning lane -------------------------------------------------------------------------------------
 
-    def prepare_announcement(self, ids: Tensor, place: int, number: int) -> None:
-        """What comes before `run` announces the batch of a place. The ids must live until that is done."""
+    def prepare_announcement(self, ids: Sequence[Tensor], place: int, number: int) -> None:
+        """What comes before `run` announces the party of a place. The ids must live until that is done."""
         if self._upcoming is not None:
-            self._upcoming.expect(number, self.num_lookups)
+            self._upcoming.expect(number, self.party * self.num_lookups)
         self._numbers[_COMING] = number, place
-        self._ids.copy(ids)
+        for i, each in enumerate(self._ids):
+            each.copy(ids[min(i, len(ids) - 1)])
 
     def prepare_plan(
-        self, place: int, oldest: int | None, number: int, num_rows: int, everywhere: bool
+        self, place: int, oldest: int | None, number: int, num_rows: int, everywhere: bool, num_members: int = 1
     ) -> tuple[int, bool]:
-        """What comes before `run` plans the batch of a place, of at most so many rows.
+        """What comes before `run` plans the party of a place, of at most so many rows.
+
+        Its batches have numbers one after the other. The slots of all are noted to be used by the last of them, and
+        stay until that has trained.
 
         Args:
             everywhere: as for `Planner.plan`.
 
         Returns:
-            The number of the plan, and whether it looks at all slots for victims.
+            The number of the last batch's plan, and whether all slots are looked at for victims.
         """
         planner = self._slots_planner
-        batch = self._planner.batch = self._planner.batch + 1
+        batch = self._planner.batch = self._planner.batch + num_members
         start = length = 0
         looks_at_all = True
         if planner is not None:
@@ -151,11 +190,11 @@ class Ring:
             start, length = planner.next_scan(num_rows, everywhere)
             looks_at_all = length == planner.num_slots
         first = batch if oldest is None else oldest
-        self._numbers[_PLANNED] = batch, first, number, start, length, place, place % self.num_seats
+        self._numbers[_PLANNED] = batch, first, number, start, length, place, place % self._num_stalls
         return batch, looks_at_all
 
     def run(self, announces: bool, plans: bool, cache_address: int) -> None:
-        """Announce a batch, then plan another, all or nothing, and carry out its moves: what was prepared.
+        """Announce a party, then plan another, all or nothing, and carry out its moves: what was prepared.
 
         What was recorded holds for the memory of that time: the table of upcoming uses, and the cache. Call `ran` then.
         """
@@ -180,7 +219,7 @@ class Ring:
             found[1].replay()
 
     def _work(self, announces: bool, plans: bool) -> None:
-        self._fused.turn(self._ids.target, announces, plans)
+        self._fused.turn(self._all_ids, announces, plans)
         if plans and self._fused.moves is not None:
             self._move(self._fused.moves)
 
@@ -190,7 +229,7 @@ class Ring:
         self._turn += 1
         self.is_broken = False
 
-    def plan_in(self, seat: int, batch: int, number: int, num_rows: int, looked_at_all: bool) -> Plan:
+    def plan_in(self, seat: int, batch: int, number: int | None, num_rows: int, looked_at_all: bool) -> Plan:
         """The plan in a seat, of a batch of at most so many rows."""
         planner = self._slots_planner
         generation = 0 if planner is None else planner.index.generation
@@ -198,9 +237,8 @@ class Ring:
 
 
 def _arrays(seat: Seat) -> tuple[Any, ...]:
-    """The fields of a plan that are memory of its seat, in their order."""
-    overflow = seat.move_slots, seat.move_in, seat.num_moves  # such a plan has none
-    return (
-        seat.distinct, seat.slots, seat.row_slots, seat.move_slots, seat.move_out, seat.move_in, seat.num_moves,
-        *overflow, seat.counts,
-    )  # fmt: skip
+    """The fields of a plan that are memory of its seat, in their order; the turn itself has carried out its moves."""
+    rows, num, *_ = seat.distinct
+    slots, nothing = seat.row_slots[:0], rows[:0]
+    moves, overflow = (slots, nothing, nothing, num[:0]), (slots, nothing, num[:0])
+    return seat.distinct, seat.slots, seat.row_slots, *moves, *overflow, seat.counts

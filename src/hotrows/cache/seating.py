@@ -3,19 +3,25 @@
 A batch is announced into a place, planned into the seat that goes with the place, and leaves the place once its plan is
 known to fit, the seat when it has trained. A turn announces one batch and plans another, in one recording, so what is
 announced waits for the next plan.
+
+Small batches do so in parties: the first to come waits for those that will share its place, unless it is to be planned.
+Where a party does not fit into the cache, it is broken up, and from then on each batch goes by itself.
 """
 
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from hotrows.cache.flights import Flight, Request
+from hotrows.cache.flights import Flight, Party, Request
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Mark, caller_mark, writable_state
 from hotrows.cache.late import LateNumbers, LateTold
 from hotrows.cache.planner import Placing
+from hotrows.ops.distinct import Distinct
 
 if TYPE_CHECKING:
     from hotrows.cache.group import RowGroup
@@ -23,8 +29,7 @@ if TYPE_CHECKING:
 
 
 ASK_EVERY = 16  # batches
-_Announcement = tuple[Request, Tensor, tuple[Mark, ...]]  # of whom, which ids, and when these are there
-_HowToPlan = tuple[int, int | None, int, int, bool]  # what `Ring.prepare_plan` takes
+_HowToPlan = tuple[int, int | None, int, int, bool, int]  # what `Ring.prepare_plan` takes
 
 
 class Seating:
@@ -36,10 +41,13 @@ class Seating:
         self._group: RowGroup = weakref.proxy(group)  # a group is let go with its last user, cache and all
         self.ring: Ring | None = None
         self.ahead = (0, 1)  # depth and window of the loop that looks ahead
-        self._placed: dict[int, Request] = {}  # place → who is in it
+        self._placed: dict[int, Party] = {}  # place → who is in it
         self._seated: dict[int, Flight] = {}  # seat → who was last in it
         self._left: dict[int, list[Mark]] = {}  # seat → when who was last in it left
-        self._announcement: _Announcement | None = None  # to be made with the next plan
+        self._gathering: Party | None = None  # that others may join
+        self._announcement: Party | None = None  # to be announced with the next plan
+        self.party_size: int | None = None  # how many batches share a turn, None where that goes by their size
+        self._failed: BaseException | None = None  # why the last turn that did has failed
         self._on_cuda = group.device.type == "cuda"
         self._num_announced = 0
         self._pageable = True
@@ -47,26 +55,40 @@ class Seating:
     def announce(self, ids: Tensor, part: IdColumns, describe: Callable[[list[int]], str]) -> Request | None:
         """A place for a batch; None where it has no shape for a ring, or there is no place."""
         group, ring = self._group, self.ring
-        if ring is None or not ring.suits(ids, *self.ahead):
+        if ring is None or not ring.suits(ids, *self.ahead) or ring.party > (self.party_size or ring.party):
             ring = self._make_ring(ids, part)
             if ring is None:
                 return None
-        place = ring.next_place()
-        if place in self._placed:
-            return None
-        if not ring.has_room():
-            self.flush_announcement()
-            group.count_announced(wait=True)  # so that the table is made as large as it must be, and no larger
-        if self._announcement is not None:
-            self.flush_announcement()
-        number = group.next_number()
         source = ids.pin_memory() if self._is_pageable(ids) else ids
-        told = LateTold(ring.told[place], ids, part.columns, ring.num_lookups)
-        request = Request(ring.waiting[place], number, None, told, told, describe, place)
-        made = (caller_mark(group.device),) if ids.is_cuda else ()
-        self._announcement = (request, source, made)
-        self._placed[place] = request
+        party = self._gathering
+        completes = ring.party == 1 + (0 if party is None else len(party.members))
+        if completes and self._announcement is not None:
+            self._turn(None, ())  # where that fails, this batch is of no party
+        if party is None:
+            place = ring.next_place()
+            if place in self._placed:
+                return None
+            if not ring.has_room():
+                self.flush_announcement()
+                group.count_announced(wait=True)  # so that the table is made as large as it must be, and no larger
+            party = Party(place, group.next_number(), LateNumbers(ring.told_together[place]))
+            self._placed[place] = self._gathering = party
+        which = party.place * ring.party + len(party.members)
+        told = LateTold(ring.told[which], ids, part.columns, ring.num_lookups)
+        request = Request(ring.waiting[which], None, None, told, told, describe, party)
+        party.members.append(request)
+        party.ids.append(source)
+        if ids.is_cuda:
+            party.there = (*party.there, caller_mark(group.device))
+        if completes:
+            self._complete()
         return request
+
+    def _complete(self) -> None:
+        """The party that is gathering is to be announced."""
+        if self._announcement is not None:
+            self._turn(None, ())
+        self._announcement, self._gathering = self._gathering, None
 
     def _is_pageable(self, ids: Tensor) -> bool:
         """Whether ids must be pinned, lest the host wait for their copy: asked now and then, because it takes long."""
@@ -77,34 +99,61 @@ class Seating:
         self._num_announced += 1
         return self._pageable
 
+    def end_turn(self) -> None:
+        """Announce what was not announced with a plan of this turn; where there are parties, these wait for theirs."""
+        if self.ring is not None and self.ring.party == 1:
+            self.flush_announcement()
+
     def flush_announcement(self) -> None:
         """Announce at once what would have been announced with the next plan."""
+        if self.ring is not None and self.ring.is_broken:
+            self._give_up()
+            return
+        if self._gathering is not None:
+            self._complete()
         if self._announcement is not None:
             self._turn(None, ())
 
-    def plan(self, request: Request, oldest: int | None) -> Flight | None:
-        """Plan an announced batch in its seat, None where it has none that is free.
+    def _give_up(self) -> None:
+        """A turn has failed, and there will be no other one of this ring."""
+        for party in (self._gathering, self._announcement):
+            for member in [] if party is None else party.members:
+                member.error = self._failed
+        self._gathering = self._announcement = None
+
+    def plan(self, request: Request, oldest: int | None) -> list[Flight]:
+        """Plan an announced batch and all its party in their seats; none where they have none that are free.
 
         Args:
             oldest: the first plan in flight.
         """
-        group, ring, place, number = self._group, self.ring, request.place, request.number
-        if ring is None or ring.is_broken or place is None or number is None:
-            return None
-        seat = ring.seat_of(place)
-        before = self._seated.get(seat)
-        if before is not None and not before.landed:
-            return None
-        told = request.num_rows.get_if_ready()
-        num_rows = ring.num_lookups if told is None else told[0]
-        how = (place, oldest, number, num_rows, group.looks_everywhere(request))
+        group, ring, party = self._group, self.ring, request.party
+        if ring is None or ring.is_broken or party is None or party.number is None:
+            return []
+        number = party.number
+        if party is self._gathering:
+            self._complete()
+        seats = ring.seats_of(party.place)
+        left: list[Mark] = []
+        for seat in seats:
+            before = self._seated.get(seat)
+            if before is not None and not before.landed:
+                return []
+            left += self._left.get(seat, ())
+        told, members = party.num_rows.get_if_ready(), party.members
+        num_rows = ring.num_lookups * len(members) if told is None else told[0]
+        how = (party.place, oldest, number, num_rows, group.looks_everywhere(request), len(members))
         after = tuple(group.released)
-        mark, (batch, looked_at_all) = self._turn(how, (*self._left.get(seat, ()), *after))
-        plan = ring.plan_in(seat, batch, number, num_rows, looked_at_all)
-        late = LateNumbers(ring.counts[seat], mark)
-        flight = Flight(plan, request, Placing.ALL_OR_NOTHING, late, mark, after, mark, seat)
-        self._seated[seat] = flight
-        return flight
+        mark, (last, looked_at_all) = self._turn(how, (*left, *after))
+        flights = []
+        for batch, member, seat in zip(itertools.count(last + 1 - len(members)), members, seats, strict=False):
+            leads = member is members[0]  # its plan stands for the moves of all
+            plan = ring.plan_in(seat, batch, number if leads else None, num_rows if leads else 0, looked_at_all)
+            late = LateNumbers(ring.counts[seat], mark)
+            flight = Flight(plan, member, Placing.ALL_OR_NOTHING, late, mark, after, mark, seat, leads)
+            self._seated[seat] = flight
+            flights.append(flight)
+        return flights
 
     def has_seat(self, flight: Flight) -> bool:
         """Whether a flight's plan still is in its seat."""
@@ -116,9 +165,44 @@ class Seating:
             self._left[flight.seat] = [*self._left.get(flight.seat, ()), mark]
 
     def leave_place(self, request: Request) -> None:
-        if request.place is not None:
-            self._placed.pop(request.place)
-            request.place = None
+        """A batch is planned for good."""
+        party, request.party = request.party, None
+        if party is not None:
+            party.num_gone += 1
+            if party.num_gone == len(party.members):
+                del self._placed[party.place]
+
+    def break_up(self, request: Request) -> None:
+        """A batch will be planned by itself, or not at all. Its party is no more; each of it has its own rows now."""
+        group, ring, party = self._group, self.ring, request.party
+        if party is None:
+            return
+        assert ring is not None
+        members, number, party.number = party.members, party.number, None
+        rows, num = ring.places.rows_together(party.place)
+        if request.made is None:
+            num = torch.zeros_like(num)  # their announcement failed
+        together = request.distinct._replace(rows=rows, num=num)
+        if len(members) == 1:
+            request.number = number  # under which it still is announced
+        withdrawn = None if len(members) == 1 else number
+
+        def work() -> None:
+            if withdrawn is not None:
+                group.planner.withdraw(together, withdrawn)
+            for member in members:
+                member.distinct = Distinct(*(part.clone() for part in member.distinct))
+
+        group.planned = group.plan_lane.submit(work)
+        for member in members:
+            member.party = None
+        del self._placed[party.place]
+
+    def keep_apart(self, request: Request) -> None:
+        """There was no room for a party: from now on batches go by themselves."""
+        if request.party is not None and len(request.party.members) > 1:
+            self.break_up(request)
+            self.party_size = 1
 
     def leave_seat(self, flight: Flight, marks: list[Mark] | None = None) -> None:
         """A flight has landed, and its seat is free after these marks; without them its plan did not fit."""
@@ -129,37 +213,41 @@ class Seating:
             self._left[flight.seat] = marks
 
     def _turn(self, how: _HowToPlan | None, after: tuple[Mark, ...]) -> tuple[Mark, tuple[int, bool]]:
-        """Announce what is to be announced, and plan a batch, with its moves; see `Ring.prepare_plan`."""
-        group, ring, announcement = self._group, self.ring, self._announcement
+        """Announce what is to be announced, and plan a party, with its moves; see `Ring.prepare_plan`."""
+        group, ring, party = self._group, self.ring, self._announcement
         assert ring is not None
         self._announcement = None
         made = (-1, False)
         cache_address = group.cache.data_ptr()
-        if announcement is not None:
-            announced, ids, there = announcement
-            after = (*there, *after)
+        if party is not None:
+            after = (*party.there, *after)
 
         def work() -> None:
             nonlocal made
-            if announcement is not None:
-                assert announced.place is not None
-                assert announced.number is not None
-                ring.prepare_announcement(ids, announced.place, announced.number)
+            if party is not None:
+                assert party.number is not None
+                ring.prepare_announcement(party.ids, party.place, party.number)
             if how is not None:
                 made = ring.prepare_plan(*how)
-            ring.run(announcement is not None, how is not None, cache_address)
+            ring.run(party is not None, how is not None, cache_address)
 
         try:
             mark = group.submit_turn(work, after)
             ring.ran(mark)
         except BaseException as error:
-            if announcement is not None:
-                announced.error = error  # for its turn: another batch may be read meanwhile
+            self._failed = error
+            if party is not None:
+                for member in party.members:
+                    member.error = error  # for its turn: another batch may be read meanwhile
             raise
-        if announcement is not None:
-            announced.made = mark
-            announced.num_rows.arrives(mark)
-            group.bury(ids, mark)
+        if party is not None:
+            for member in party.members:
+                member.made = mark
+                member.num_rows.arrives(mark)
+            party.num_rows.arrives(mark)
+            group.count_later(party)
+            group.bury(party.ids, mark)
+            party.ids = []
         return mark, made
 
     def _make_ring(self, ids: Tensor, part: IdColumns) -> "Ring | None":
@@ -168,15 +256,17 @@ class Seating:
         depth, window = self.ahead
         if ids.numel() == 0 or depth == 0:
             return None  # without depth, rows move at their batch's turn; those of the ring move before
-        from hotrows.cache.ring import Ring
+        from hotrows.cache.ring import Ring, party_size
 
         if self._placed or group.flies_in_ring():
             return None  # the ring of another shape is in use, as by the loop whose last batch is a shorter one
         group.planned.wait()  # the old ring is used no more
+        num_lookups = ids.shape[0] * part.first_row.numel()
         with writable_state():
             self.ring = Ring(
                 group.planner, part, ids.shape, ids.dtype, depth, window, group.store.num_rows, group.device,
                 lambda moves: group.move_in_ring(moves),
+                self.party_size or party_size(group.planner, num_lookups, depth, window),
             )  # fmt: skip
         caller_mark(group.device).wait()
         self._seated.clear()

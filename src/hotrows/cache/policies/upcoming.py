@@ -85,8 +85,8 @@ class UpcomingUses:
             self._in_window[number] = num_rows
 
     def leave(self, number: int) -> None:
-        """Batch `number` is no longer ahead."""
-        num_rows = self._in_window.pop(number)
+        """Batch `number` is no longer ahead, if it was."""
+        num_rows = self._in_window.pop(number, 0)
         self._num_in_window -= num_rows
         self._most_erased += num_rows
 

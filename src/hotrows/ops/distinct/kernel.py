@@ -1,12 +1,19 @@
-"""Distinct rows in Triton: count the first lookups of rows in each block of a sorted batch, then scatter by them."""
+"""Distinct rows in Triton: count the first lookups of rows in each block of a sorted batch, then scatter by them.
+
+Several batches can be sorted as one. As a stable sort leaves the lookups of a row in their order, those of the first
+batch are before those of the second, and the answer to each batch comes out of the same walk as that to all together.
+"""
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.distinct.kernel_in_order import count_parts, lookups_at, neighbours, sums
+from hotrows.ops.distinct.kernel_parts import Together, scatter_parts
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK, NO_ROW
 
 _NO_ROW = tl.constexpr(NO_ROW)
@@ -20,10 +27,10 @@ PER_THREAD, MOST_WARPS = 4, 16  # ids of a thread, more where there are too few 
 @triton.jit(do_not_specialize=["num_lookups"])  # batches of another length must not be compiled for
 def _make_keys(
     ids, columns, first_row, num_rows, keys, bad, place, num_lookups, num_features, stride,
-    LAST: tl.constexpr, BLOCK: tl.constexpr,
+    LAST: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The row of every id of a batch [B, F], or LAST and a note in `bad` where there is none."""
-    bad += tl.load(place) * 2
+    bad += tl.load(place) * (2 * PARTS)
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < num_lookups
     feature = position % num_features
@@ -34,25 +41,29 @@ def _make_keys(
     good = (found >= 0) & (found < tl.load(num_rows + feature, mask=inside, other=1))
     row = found + tl.load(first_row + feature, mask=inside, other=0)
     tl.store(keys + position, tl.where(good, row, LAST).to(keys.dtype.element_ty), mask=inside)
-    # the first bad position is the largest of these
-    worst = tl.max(tl.where(inside & ~good, num_lookups - position, 0), 0)
-    if worst > 0:
-        tl.atomic_max(bad, worst.to(tl.int32), sem="relaxed")
+    per_part = num_lookups // PARTS
+    for part in tl.static_range(PARTS):
+        # the first bad position is the largest of these
+        left = (part + 1) * per_part - position
+        worst = tl.max(tl.where(inside & ~good & (left > 0) & (left <= per_part), left, 0), 0)
+        if worst > 0:
+            tl.atomic_max(bad + 2 * part, worst.to(tl.int32), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["num_samples"])
 def _sort_columns(
     ids, columns, first_row, num_rows, column_order, bad, place, num_samples, num_features, stride,
-    ordered, sorted_order, firsts,
-    LAST: tl.constexpr, BITS: tl.constexpr, PER_THREAD: tl.constexpr,
+    ordered, sorted_order, firsts, in_parts,
+    LAST: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, PER_THREAD: tl.constexpr,
 ):  # fmt: skip
-    """What `_make_keys` and a sort give, where each column's rows are beyond those of the columns before it in order.
+    """What `_make_keys`, a sort and `_count_firsts` give, where a column's rows are beyond those of the one before it.
 
     Each program sorts a column, as numbers made of an id and, in the last BITS, its sample.
     """
     BLOCK: tl.constexpr = 1 << BITS
     NO_ID: tl.constexpr = (1 << (63 - BITS)) - 1
-    bad += tl.load(place) * 2
+    bad += tl.load(place) * (2 * PARTS)
+    per_part = num_samples // PARTS
     rank = tl.program_id(0)
     feature = tl.load(column_order + rank)
     source = feature.to(tl.int64)
@@ -63,8 +74,9 @@ def _sort_columns(
     found = tl.load(ids + sample.to(tl.int64) * stride + source, mask=inside, other=-1).to(tl.int64)
     good = (found >= 0) & (found < tl.load(num_rows + feature))
     # the first bad position is the largest of these
-    left = (num_samples - sample) * num_features - feature
-    tl.atomic_max(bad + tl.zeros_like(sample), left, mask=inside & ~good, sem="relaxed")
+    part = sample // per_part
+    left = ((part + 1) * per_part - sample) * num_features - feature
+    tl.atomic_max(bad + 2 * part, left, mask=inside & ~good, sem="relaxed")
     pair = (tl.where(good, found, NO_ID) << BITS) | sample  # beyond the last sample, larger than all before
     # ids of one thread, loaded far apart, become neighbours: most are then compared without shared memory
     turned = tl.trans(tl.reshape(pair, [PER_THREAD, BLOCK // PER_THREAD]))
@@ -75,24 +87,32 @@ def _sort_columns(
     first = ((found != before) | (sample == 0)) & (found != NO_ID)
     tl.store(firsts + rank, tl.sum(first.to(tl.int32), 0))
     row = tl.where(found == NO_ID, LAST, found + tl.load(first_row + feature))
-    lookup = (pair & (BLOCK - 1)).to(tl.int32) * num_features + feature
+    in_order = (pair & (BLOCK - 1)).to(tl.int32)
+    if PARTS > 1:
+        part = in_order // per_part
+        part_before = tl.gather(part, tl.maximum(sample - 1, 0), 0)
+        count_parts(
+            in_parts + rank, tl.num_programs(0), part, inside, first | ((part != part_before) & (found != NO_ID)), PARTS
+        )
+    lookup = in_order * num_features + feature
     position = rank.to(tl.int64) * num_samples + sample
     tl.store(ordered + position, row.to(ordered.dtype.element_ty), mask=inside)
     tl.store(sorted_order + position, lookup, mask=inside)
 
 
-@triton.jit
-def _neighbours(ordered, position, num_lookups, LAST: tl.constexpr):
-    row = tl.load(ordered + position, mask=position < num_lookups, other=LAST)
-    before = tl.load(ordered + position - 1, mask=(position > 0) & (position <= num_lookups), other=_NO_ROW)
-    return row, before
-
-
 @triton.jit(do_not_specialize=["num_lookups"])
-def _count_firsts(ordered, num_lookups, firsts, num_valid, LAST: tl.constexpr, BLOCK: tl.constexpr):
+def _count_firsts(
+    ordered, sorted_order, num_lookups, firsts, num_valid, in_parts,
+    LAST: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row, before = _neighbours(ordered, position, num_lookups, LAST)
-    tl.store(firsts + tl.program_id(0), tl.sum(((row != before) & (row != LAST)).to(tl.int32), 0))
+    row, before = neighbours(ordered, position, num_lookups, LAST)
+    first = (row != before) & (row != LAST)
+    tl.store(firsts + tl.program_id(0), tl.sum(first.to(tl.int32), 0))
+    if PARTS > 1:
+        _, part, part_before = lookups_at(sorted_order, position, num_lookups, num_lookups // PARTS)
+        first_in_part = first | ((part != part_before) & (row != LAST))
+        count_parts(in_parts + tl.program_id(0), tl.num_programs(0), part, position < num_lookups, first_in_part, PARTS)
     # one position alone, at the latest the one past the end, is the first without a row: no two lanes write this
     border = (row == LAST) & (before != LAST) & (position <= num_lookups)
     tl.store(num_valid + tl.zeros_like(position), position.to(tl.int32), mask=border)
@@ -137,17 +157,9 @@ def _scatter(
     lane = tl.arange(0, BLOCK)
     position = block.to(tl.int64) * per_block + lane
     inside = (lane < per_block) & (position < num_lookups)
-    before_this = tl.zeros([], tl.int32)
-    num_rows = tl.zeros([], tl.int32)
-    at = tl.zeros([], tl.int32)
-    while at < num_blocks:
-        other = at + tl.arange(0, AT_ONCE)
-        count = tl.load(firsts + other, mask=other < num_blocks, other=0)
-        num_rows += tl.sum(count, 0)
-        before_this += tl.sum(tl.where(other < block, count, 0), 0)
-        at += AT_ONCE
+    before_this, num_rows = sums(firsts, num_blocks, block, AT_ONCE)
     valid = num_lookups if num_valid is None else tl.load(num_valid)
-    row, before = _neighbours(ordered, position, num_lookups, LAST)
+    row, before = neighbours(ordered, position, num_lookups, LAST)
     first = inside & (row != before) & (row != LAST)
     place = before_this + tl.cumsum(first.to(tl.int32), 0) - 1
     if bad is not None:
@@ -206,8 +218,12 @@ def distinct_ids(
     told: Tensor,
     place: Tensor,
     out: tuple[Tensor, ...],
+    together: Together | None = None,
 ) -> None:
     """The distinct rows of ids [B, F], into one of several rows of arrays.
+
+    With `together`, these are the ids of several batches one below the other; each gives what it would alone, and
+    arrays have so many times P rows, the parts of a place one after the other.
 
     Args:
         columns: int64 [f], which columns of ids to take; None for all.
@@ -227,21 +243,25 @@ def distinct_ids(
     last = torch.iinfo(key_dtype).max
     rows, *others = out
     bad, out = noted.view(-1)[1:], (rows, noted, *others)
+    parts = 1 if together is None else together.num_parts
     if column_order is None:
         _make_keys[(triton.cdiv(num_lookups, _BLOCK),)](
             ids, columns, first_row, num_rows, keys, bad, place, num_lookups, num_features, stride,
-            LAST=last, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
+            LAST=last, PARTS=parts, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
         )  # fmt: skip
-        _of_keys(keys, bad, told, place, out)
+        _of_keys(keys, bad, told, place, out, together)
         return
     bits = _bits(num_samples)
     num_warps = min(max((1 << bits) // (32 * PER_THREAD), 1), MOST_WARPS)
     order, firsts = (noted.new_empty(length) for length in (num_lookups, num_features))
+    in_parts = None if together is None else noted.new_empty(2 * parts * num_features)
     _sort_columns[(num_features,)](
         ids, columns, first_row, num_rows, column_order, bad, place, num_samples, num_features, stride, keys, order,
-        firsts, LAST=last, BITS=bits, PER_THREAD=max((1 << bits) // (32 * num_warps), 1), num_warps=num_warps,
+        firsts, in_parts, LAST=last, PARTS=parts, BITS=bits, PER_THREAD=max((1 << bits) // (32 * num_warps), 1),
+        num_warps=num_warps,
     )  # fmt: skip
-    _scatter_blocks(keys, order, firsts, None, bad, told, place, num_samples, 1 << bits, out)
+    blocks = _Blocks(keys, order, firsts, None, in_parts, num_samples, 1 << bits)
+    _scatter_blocks(blocks, bad, told, place, out, together)
 
 
 def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -257,14 +277,21 @@ def several(num: int, num_lookups: int, device: torch.device) -> tuple[Tensor, .
     Each answer is aligned as memory of its own is.
     """
 
-    def made(length: int, dtype: torch.dtype) -> Tensor:
-        stride = triton.cdiv(length, _ALIGNED) * _ALIGNED
-        return torch.empty(num, stride, dtype=dtype, device=device)
-
     each = num_lookups + 1  # of `starts`; one stride for all
     blocks = triton.cdiv(num_lookups, LOOKUPS_PER_BLOCK)
-    lookups = [made(each, dtype) for dtype in (torch.int64, torch.int32, torch.int32, torch.int32)]
-    return *lookups, made(blocks, torch.int32)
+    dtypes = (torch.int64, torch.int32, torch.int32, torch.int32)
+    return *(_aligned(num, each, dtype, device) for dtype in dtypes), _aligned(num, blocks, torch.int32, device)
+
+
+def several_together(num: int, parts: int, num_lookups: int, device: torch.device, told: Tensor) -> Together:
+    """Arrays for so many places of so many parts of `num_lookups` lookups each; the parts' own are from `several`."""
+    rows, starts = (_aligned(num, parts * num_lookups + 1, dtype, device) for dtype in (torch.int64, torch.int32))
+    noted = torch.zeros(num, 2, dtype=torch.int32, device=device)
+    return Together(rows, starts, noted, told, _aligned(num * parts, num_lookups + 1, torch.int32, device))
+
+
+def _aligned(num: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(num, triton.cdiv(length, _ALIGNED) * _ALIGNED, dtype=dtype, device=device)
 
 
 def _bits(num_samples: int) -> int:
@@ -272,38 +299,66 @@ def _bits(num_samples: int) -> int:
     return max((num_samples - 1).bit_length(), 5)
 
 
+class _Blocks(NamedTuple):
+    """A sorted batch in blocks."""
+
+    rows: Tensor  # in order
+    lookups: Tensor  # in the same order
+    firsts: Tensor  # of each block, how many lookups are the first of their row
+    num_valid: Tensor | None  # lookups that have a row; None for all
+    in_parts: Tensor | None  # see `count_parts`
+    per_block: int
+    width: int  # a power of two
+
+
 def _of_keys(
-    keys: Tensor, bad: Tensor | None, told: Tensor | None, place: Tensor | None, out: tuple[Tensor, ...]
+    keys: Tensor,
+    bad: Tensor | None,
+    told: Tensor | None,
+    place: Tensor | None,
+    out: tuple[Tensor, ...],
+    together: Together | None = None,
 ) -> None:
     num_lookups = keys.numel()
     ordered, order = torch.sort(keys, stable=True)
     num_blocks = triton.cdiv(num_lookups + 1, _BLOCK)  # the place of `num_valid` may be one past the end
+    parts = 1 if together is None else together.num_parts
     firsts, num_valid = (out[1].new_empty(length) for length in (num_blocks, 1))
+    in_parts = None if together is None else out[1].new_empty(2 * parts * num_blocks)
     _count_firsts[(num_blocks,)](
-        ordered, num_lookups, firsts, num_valid,
-        LAST=torch.iinfo(keys.dtype).max, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
+        ordered, order, num_lookups, firsts, num_valid, in_parts,
+        LAST=torch.iinfo(keys.dtype).max, PARTS=parts, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
     )  # fmt: skip
-    _scatter_blocks(ordered, order, firsts, num_valid, bad, told, place, _BLOCK, _BLOCK, out)
+    _scatter_blocks(
+        _Blocks(ordered, order, firsts, num_valid, in_parts, _BLOCK, _BLOCK), bad, told, place, out, together
+    )
 
 
 def _scatter_blocks(
-    ordered: Tensor,
-    sorted_order: Tensor,
-    firsts: Tensor,
-    num_valid: Tensor | None,
+    blocks: _Blocks,
     bad: Tensor | None,
     told: Tensor | None,
     place: Tensor | None,
-    per_block: int,
-    block: int,
     out: tuple[Tensor, ...],
+    together: Together | None,
 ) -> None:
     rows, num, inverse, order, starts, block_rows = out
-    num_blocks = firsts.numel()
-    at_once = 2 * block  # were it one block, the two would have one layout, which costs 24 barriers
+    num_blocks, width = blocks.firsts.numel(), blocks.width
+    at_once = 2 * width  # were it one block, the two would have one layout, which costs 24 barriers
+    last = torch.iinfo(blocks.rows.dtype).max
+    num_warps = max(_NUM_WARPS * width // _BLOCK, 1)
+    if together is not None:
+        all_rows, all_starts, all_noted, all_told, in_all = together
+        scatter_parts[(num_blocks,)](
+            blocks.rows, blocks.lookups, blocks.firsts, blocks.in_parts, bad, told, place, blocks.rows.numel(),
+            num_blocks, blocks.per_block, rows, num, inverse, order, starts, block_rows, rows.stride(0),
+            block_rows.stride(0), all_rows, all_starts, all_noted, all_told, in_all, all_rows.stride(0),
+            LAST=last, PARTS=together.num_parts, BLOCK=width, AT_ONCE=at_once, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK,
+            num_warps=num_warps,
+        )  # fmt: skip
+        return
     _scatter[(num_blocks,)](
-        ordered, sorted_order, firsts, num_valid, bad, told, place, ordered.numel(), num_blocks, per_block, rows, num,
-        inverse, order, starts, block_rows, rows.stride(0), block_rows.stride(0),
-        LAST=torch.iinfo(ordered.dtype).max, BLOCK=block, AT_ONCE=at_once, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK,
-        num_warps=max(_NUM_WARPS * block // _BLOCK, 1),
+        blocks.rows, blocks.lookups, blocks.firsts, blocks.num_valid, bad, told, place, blocks.rows.numel(), num_blocks,
+        blocks.per_block, rows, num, inverse, order, starts, block_rows, rows.stride(0), block_rows.stride(0),
+        LAST=last, BLOCK=width, AT_ONCE=at_once, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK, num_warps=num_warps,
     )  # fmt: skip

@@ -23,6 +23,7 @@ PLACE = tl.constexpr(5)  # where the planned batch waits
 SEAT = tl.constexpr(6)  # where its plan goes
 COMING = tl.constexpr(7)  # under which number another batch is announced
 COMING_PLACE = tl.constexpr(8)  # and where it will wait
+# Where several batches are announced and planned together, as parts of a party, all of these are the party's.
 NUM_NUMBERS = 16
 ALIGNED = tl.constexpr(4)  # numbers from one seat's count to the next: aligned as memory of its own is
 
@@ -68,12 +69,13 @@ def _next_use(uses, start):
 @triton.jit(do_not_specialize=["num_zeroed", "num_turns"])
 def begin(
     on_host, turn, num_turns, numbers, noted, zeroed, num_zeroed,
-    ANNOUNCES: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
+    ANNOUNCES: tl.constexpr, PARTS: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Fetch the numbers of the next turn from the host, and set to zero what is added up; one program of one warp.
 
     Args:
         on_host: int32 [num_turns, NUMBERS], written by the host turn by turn. turn: int64 [1], how many there were.
+        noted: int32 [places · PARTS, 2].
     """
     now = tl.load(turn)
     each = tl.arange(0, NUMBERS)
@@ -82,7 +84,7 @@ def begin(
     tl.store(turn, now + 1)
     if ANNOUNCES:
         place = tl.sum(tl.where(each == COMING_PLACE, found, 0), 0)
-        tl.store(noted + place * 2 + tl.arange(0, 2), tl.zeros([2], tl.int32))
+        tl.store(noted + place * (2 * PARTS) + tl.arange(0, 2 * PARTS), tl.zeros([2 * PARTS], tl.int32))
     if zeroed is not None:
         position = tl.arange(0, BLOCK)
         tl.store(zeroed + position, tl.zeros([BLOCK], tl.int32), mask=position < num_zeroed)
@@ -169,23 +171,16 @@ def place(
     rows, starts, noted, stride, numbers, found, misses, sums, evictable, chosen,
     slot_row, last_used, priority, seen, place_of,
     slot_of, keys, cell_of, num_cells, up_keys, up_uses, num_up_cells,
-    row_slots, move_slots, move_out, move_in, slots_to_move, rows_to_move_out, rows_to_move_in,
+    row_slots, seat_stride, slots_to_move, rows_to_move_out, rows_to_move_in,
     DIRECT: tl.constexpr, POLICY: tl.constexpr, NEEDED: tl.constexpr, MOST_FREQUENT: tl.constexpr,
     EXACTLY_SEEN: tl.constexpr, STEPS_BELOW: tl.constexpr, MOST_SEEN: tl.constexpr,
     BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Give every missing row one of the chosen slots, if there are enough; tell the index and the policy.
-
-    The moves go to the seat, and to where they are carried out from.
-    """
+    """Give every missing row one of the chosen slots, if there are enough; tell the index and the policy."""
     at = tl.load(numbers + PLACE).to(tl.int64)
     rows += at * stride
     starts += at * stride
-    to = tl.load(numbers + SEAT).to(tl.int64) * stride
-    row_slots += to
-    move_slots += to
-    move_out += to
-    move_in += to
+    row_slots += tl.load(numbers + SEAT).to(tl.int64) * seat_stride
     count = tl.load(noted + at * 2)
     batch = tl.load(numbers + BATCH)
     number = tl.load(numbers + NUMBER)
@@ -209,9 +204,6 @@ def place(
         slot = tl.where(fresh, victim, slot)
         leaving = tl.load(slot_row + victim, mask=fresh, other=_NO_ROW)
         leaves = fresh & (leaving >= 0)
-        tl.store(move_slots + rank, victim, mask=fresh)
-        tl.store(move_out + rank, leaving, mask=fresh)
-        tl.store(move_in + rank, row, mask=fresh)
         tl.store(slots_to_move + rank, victim, mask=fresh)
         tl.store(rows_to_move_out + rank, leaving, mask=fresh)
         tl.store(rows_to_move_in + rank, row, mask=fresh)
@@ -264,22 +256,27 @@ def place(
 
 @triton.jit(do_not_specialize=["num_lookups"])
 def spread(
-    rows, noted, inverse, order, starts, block_rows, row_slots, sums, evictable, numbers,
-    slots_to, rows_to, num_to, inverse_to, order_to, starts_to, block_rows_to, num_moves, num_to_move, counts,
+    rows, noted, inverse, order, starts, block_rows, planned_slots, in_all, sums, evictable, numbers,
+    slots_to, row_slots_to, rows_to, num_to, inverse_to, order_to, starts_to, block_rows_to, num_to_move, counts,
     num_lookups, stride, block_stride,
-    NUM_COUNTS: tl.constexpr, RESIDENT: tl.constexpr, PER_BLOCK_ROW: tl.constexpr, BLOCK: tl.constexpr,
+    NUM_COUNTS: tl.constexpr, PARTS: tl.constexpr, PER_BLOCK_ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Slots of the lookups; and what training and the host want to know, where they will look for it.
 
-    With RESIDENT, every row is on the device, in the slot of its own number.
+    Args:
+        planned_slots: of the distinct rows of the party, or of the only part where they already are in its seat; None
+            where every row is on the device, in the slot of its own number.
+        in_all: for each distinct row of a part, which of the party's it is; None where there is one part.
     """
-    at, to = tl.load(numbers + PLACE).to(tl.int64), tl.load(numbers + SEAT).to(tl.int64)
+    part = tl.program_id(1)
+    at = tl.load(numbers + PLACE).to(tl.int64) * PARTS + part
+    to = tl.load(numbers + SEAT).to(tl.int64) * PARTS + part
     rows += at * stride
     inverse += at * stride
     order += at * stride
     starts += at * stride
     block_rows += at * block_stride
-    row_slots += to * stride
+    row_slots_to += to * stride
     slots_to += to * stride
     rows_to += to * stride
     inverse_to += to * stride
@@ -290,17 +287,24 @@ def spread(
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < num_lookups
     count = tl.load(noted + at * 2)
+    row = tl.load(rows + position, mask=inside, other=_NO_ROW)
     unique = tl.load(inverse + position, mask=inside, other=-1)
-    if RESIDENT:
-        slot = tl.load(rows + unique, mask=unique >= 0, other=_NO_SLOT).to(tl.int32)
-        row = tl.load(rows + position, mask=inside, other=_NO_ROW)
-        tl.store(row_slots + position, row.to(tl.int32), mask=inside)
+    has_row = unique >= 0
+    if planned_slots is None:
+        slot = tl.load(rows + unique, mask=has_row, other=_NO_SLOT).to(tl.int32)
+        tl.store(row_slots_to + position, row.to(tl.int32), mask=inside)
+    elif in_all is None:
+        slot = tl.load(row_slots_to + unique, mask=has_row, other=_NO_SLOT)
     else:
-        slot = tl.load(row_slots + unique, mask=unique >= 0, other=_NO_SLOT)
+        in_all += at * stride
+        slot = tl.load(planned_slots + tl.load(in_all + unique, mask=has_row, other=0), mask=has_row, other=_NO_SLOT)
+        real = position < count
+        row_slot = tl.load(planned_slots + tl.load(in_all + position, mask=real, other=0), mask=real, other=_NO_SLOT)
+        tl.store(row_slots_to + position, row_slot, mask=inside)
     tl.store(slots_to + position, slot, mask=inside)
     tl.store(inverse_to + position, unique, mask=inside)
     tl.store(order_to + position, tl.load(order + position, mask=inside, other=0), mask=inside)
-    tl.store(rows_to + position, tl.load(rows + position, mask=inside, other=0), mask=inside)
+    tl.store(rows_to + position, row, mask=inside)
     tl.store(starts_to + position, tl.load(starts + position, mask=position <= num_lookups, other=0),
              mask=position <= num_lookups)  # fmt: skip
     begins = inside & (position % PER_BLOCK_ROW == 0)
@@ -311,14 +315,14 @@ def spread(
         misses = tl.zeros([], tl.int32)
         evictions = tl.zeros([], tl.int32)
         fits = tl.full([], 1, tl.int32)
-        if not RESIDENT:
+        if planned_slots is not None:
+            leads = (part == 0).to(tl.int32)  # the first part has the counts of the moves of all
             misses = tl.load(sums + MISSES)
-            evictions = tl.load(sums + EVICTIONS)
+            evictions = tl.load(sums + EVICTIONS) * leads
             fits = (misses <= tl.sum(tl.load(evictable + tl.arange(0, 256)), 0)).to(tl.int32)
+            tl.store(num_to_move, misses * fits, mask=leads > 0)
+            misses *= leads
         tl.store(num_to + to * ALIGNED, count)
-        tl.store(num_moves + to * ALIGNED, misses * fits)
-        if num_to_move is not None:
-            tl.store(num_to_move, misses * fits)
         # the fields of Counts
         tl.store(counts + 0, tl.load(starts + num_lookups))
         tl.store(counts + 1, count)

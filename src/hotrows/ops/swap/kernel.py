@@ -8,7 +8,7 @@ from torch import Tensor
 # and would wait for each one that is taken. Slower moves cost nothing as long as they take less time than a step, which
 # grows with the lookups: one program moves about a word, each way, in the time that a fifth of a lookup trains.
 _MOST_PROGRAMS = 16
-_FEWEST_PROGRAMS = 3
+_FEWEST_PROGRAMS = 4  # as many multiprocessors as large matrix products leave free
 _WORDS_PER_LOOKUP = 3  # that a program has the time for
 _NUM_WARPS = 32
 _TILE = 16384  # words at a time and program, each way
