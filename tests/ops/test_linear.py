@@ -1,6 +1,8 @@
 """A linear layer and its ReLU: kernels, forward and gradients, against the reference in double precision."""
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -398,8 +400,27 @@ def test_products_leave_room_and_nothing_else_does():
     assert target() == before
     with room.with_room(small.t(), small):  # fewer tiles than multiprocessors
         assert target() == before
+    left_alone = torch._C._get_sm_carveout_experimental
+    with room.with_room_beside_bias(large, small):
+        assert left_alone() == room.FREE
+    assert left_alone() is None
+    with room.with_room_beside_bias(small.t(), small):
+        assert left_alone() is None
+    torch._C._set_sm_carveout_experimental(8)
+    try:
+        with room.with_room_beside_bias(large, small):
+            assert left_alone() == 8, "what the user has set"
+    finally:
+        torch._C._set_sm_carveout_experimental(None)
 
 
 def test_without_a_gpu_there_is_no_room_to_leave():
-    with room.with_room(torch.zeros(16384, 1), torch.zeros(1, 1024)):
-        pass
+    large, small = torch.zeros(16384, 1), torch.zeros(1, 1024)
+    with room.with_room(large, small), room.with_room_beside_bias(large, small):
+        assert torch._C._get_sm_carveout_experimental() is None
+
+
+def test_what_is_experimental_in_pytorch_is_not_told_to_our_users():
+    code = "from hotrows.ops.linear import room; room._carve_out()(4)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "carveout" not in done.stderr

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hotrows.ops.linear.padding import aligned, whole_rows
-from hotrows.ops.linear.room import with_room
+from hotrows.ops.linear.room import with_room, with_room_beside_bias
 
 # What may be tuned: benchmarks/micro/linear.py compares.
 SUM_ROWS = 32  # of the tile that a program of the backward pass takes at a time
@@ -222,7 +222,8 @@ class _Linear(torch.autograd.Function):
         # the bias too, else it would be added by a pass of its own
         weight, bias = _resized_layer(weight, bias, aligned(num_outputs, dtype), width, dtype)
         product = torch._addmm_activation if relu else torch.addmm
-        out: Tensor = product(bias, x, weight[:num_outputs].t())
+        with with_room_beside_bias(x, weight.t()):
+            out: Tensor = product(bias, x, weight[:num_outputs].t())
         ctx.save_for_backward(x, weight, out if relu else None)
         return out
 

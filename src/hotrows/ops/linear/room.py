@@ -4,18 +4,23 @@ Where there are more tiles than multiprocessors, cuBLAS likes kernels with one p
 take their tiles in turn. Where one of these is taken by another kernel, a program waits until others have ended, and
 the product takes up to twice as long. With 128 of 132 it hardly takes longer: tiles come in powers of two. Products of
 fewer tiles have no such kernel, and one that is chosen for fewer multiprocessors takes longer.
+
+A plain product is made by cuBLAS, whose handle each thread has to itself; one with a bias and a ReLU by cuBLASLt, which
+PyTorch tells how many to leave alone by a number of the whole process, here for as long as one product is launched.
 """
 
 import ctypes
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-FREE = 4  # multiprocessors; rows are moved by three
+FREE = 4  # multiprocessors; rows are moved by three or four
 FEWEST = 64  # a smaller device has none to spare
 TILE = 128  # rows and columns
 SUCCESS = 0
@@ -23,7 +28,10 @@ SUCCESS = 0
 
 @contextmanager
 def with_room(left: Tensor, right: Tensor) -> Iterator[None]:
-    """The product of these matrices by cuBLAS, by this thread, leaves `FREE` multiprocessors alone if it is large."""
+    """The product of these matrices by cuBLAS, by this thread, leaves `FREE` multiprocessors alone if it is large.
+
+    Not one with a bias; see `with_room_beside_bias`.
+    """
     library = _cublas() if _has_room(left, right) else None
     if library is None:
         yield
@@ -39,6 +47,20 @@ def with_room(left: Tensor, right: Tensor) -> Iterator[None]:
         yield
     finally:
         library.cublasSetSmCountTarget(handle, before)
+
+
+@contextmanager
+def with_room_beside_bias(left: Tensor, right: Tensor) -> Iterator[None]:
+    """The same for a product by cuBLASLt: one to which a bias is added."""
+    carve_out = _carve_out() if _has_room(left, right) else None
+    if carve_out is None or torch._C._get_sm_carveout_experimental() is not None:  # which the user has set
+        yield
+        return
+    carve_out(FREE)
+    try:
+        yield
+    finally:
+        carve_out(None)
 
 
 def _has_room(left: Tensor, right: Tensor) -> bool:
@@ -60,3 +82,25 @@ def _cublas() -> ctypes.CDLL | None:
     except OSError:
         return None
     return library if hasattr(library, "cublasSetSmCountTarget") else None
+
+
+@cache
+def _carve_out() -> Callable[[int | None], None] | None:
+    """Sets how many multiprocessors cuBLASLt leaves alone; None where PyTorch has no such call (it is experimental)."""
+    if not hasattr(torch._C, "_set_sm_carveout_experimental") or not hasattr(torch._C, "_get_sm_carveout_experimental"):
+        return None
+    with warnings.catch_warnings():  # it says so, once
+        warnings.simplefilter("ignore")
+        _Quietly.apply(torch.empty(0))  # type: ignore[no-untyped-call]
+    return torch._C._set_sm_carveout_experimental
+
+
+class _Quietly(torch.autograd.Function):
+    """Sets it once, and back. Within such a function, what C++ warns of is a warning of Python."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        before = torch._C._get_sm_carveout_experimental()
+        torch._C._set_sm_carveout_experimental(FREE)
+        torch._C._set_sm_carveout_experimental(before)
+        return x

@@ -8,7 +8,8 @@ from torch import Tensor
 # and would wait for each one that is taken. Slower moves cost nothing as long as they take less time than a step, which
 # grows with the lookups: one program moves about a word, each way, in the time that a fifth of a lookup trains.
 _MOST_PROGRAMS = 16
-_FEWEST_PROGRAMS = 4  # as many multiprocessors as large matrix products leave free
+_FEWEST_PROGRAMS = 3
+_FEWEST_IF_SMALL, _SMALL = 4, 1 << 17  # where moves are for so few lookups that they are soon done
 _WORDS_PER_LOOKUP = 3  # that a program has the time for
 _NUM_WARPS = 32
 _TILE = 16384  # words at a time and program, each way
@@ -51,7 +52,8 @@ def swap(cache: Tensor, store: Tensor, slots: Tensor, rows_out: Tensor, rows_in:
     words = min(triton.next_power_of_2(num_words), _MOST_WORDS)
     moves = _TILE // words  # as many words as threads at the least, so that each is moved by one alone
     grid = (min(triton.cdiv(slots.numel(), moves), _MOST_PROGRAMS),)
+    fewest = _FEWEST_IF_SMALL if slots.numel() <= _SMALL else _FEWEST_PROGRAMS
     _swap[grid](
         cache, store, slots, rows_out, rows_in, num, _WORDS_PER_LOOKUP * slots.numel(),
-        W=num_words, MOVES=moves, WORDS=words, FEWEST=_FEWEST_PROGRAMS, num_warps=_NUM_WARPS,
+        W=num_words, MOVES=moves, WORDS=words, FEWEST=fewest, num_warps=_NUM_WARPS,
     )  # fmt: skip
