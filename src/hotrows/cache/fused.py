@@ -147,6 +147,7 @@ class Moves(NamedTuple):
     rows_out: Tensor
     rows_in: Tensor
     num: Tensor
+    lookups: int  # of one batch
 
 
 class FusedPlanner:
@@ -190,7 +191,9 @@ class FusedPlanner:
             if places.parts > 1:
                 self._row_slots = torch.zeros(1, self.num_lookups, dtype=torch.int32, device=device)
             rows = torch.zeros(2, self.num_lookups, dtype=torch.int64, device=device)
-            self.moves = Moves(torch.zeros_like(self._found), rows[0], rows[1], self._numbers.new_zeros(1))
+            self.moves = Moves(
+                torch.zeros_like(self._found), rows[0], rows[1], self._numbers.new_zeros(1), self._lookups_each
+            )
 
     def turn(self, ids: Tensor | None, announces: bool, plans: bool) -> None:
         """Announce a party of these ids, and plan another one, all or nothing: where the host's numbers say.

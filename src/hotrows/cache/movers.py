@@ -12,7 +12,16 @@ from hotrows.stores import Store
 class Mover(Protocol):
     waits: bool  # whether the host waits for the device, so that moves cannot be recorded in a CUDA graph
 
-    def move(self, store: Store, cache: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
+    def move(
+        self,
+        store: Store,
+        cache: Tensor,
+        slots: Tensor,
+        rows_out: Tensor,
+        rows_in: Tensor,
+        num: Tensor,
+        lookups: int | None = None,
+    ) -> None:
         """Carry out moves, in the lane of the caller; the contract of `ops.swap`."""
 
 
@@ -21,8 +30,17 @@ class ZeroCopy:
 
     waits = False
 
-    def move(self, store: Store, cache: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
-        store.swap(cache, slots, rows_out, rows_in, num)
+    def move(
+        self,
+        store: Store,
+        cache: Tensor,
+        slots: Tensor,
+        rows_out: Tensor,
+        rows_in: Tensor,
+        num: Tensor,
+        lookups: int | None = None,
+    ) -> None:
+        store.swap(cache, slots, rows_out, rows_in, num, lookups)
 
 
 class BlockTransmitter:
@@ -46,7 +64,16 @@ class BlockTransmitter:
         self.bytes_out = 0
         self._on_host = self._on_device = torch.empty(0)
 
-    def move(self, store: Store, cache: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
+    def move(
+        self,
+        store: Store,
+        cache: Tensor,
+        slots: Tensor,
+        rows_out: Tensor,
+        rows_in: Tensor,
+        num: Tensor,
+        lookups: int | None = None,
+    ) -> None:
         count = filled(slots, num)
         within = torch.arange(count, device=slots.device) < num
         # no row both leaves and comes, so all may leave first

@@ -13,7 +13,15 @@ class Store(Protocol):
     layout: RecordLayout
     num_rows: int
 
-    def swap(self, cache: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
+    def swap(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        rows_out: Tensor,
+        rows_in: Tensor,
+        num: Tensor,
+        lookups: int | None = None,
+    ) -> None:
         """Move records between this store and the cache; the contract of `ops.swap`."""
 
     def view(self, start: int, stop: int) -> Tensor:

@@ -33,7 +33,15 @@ class DeviceStore:
         self.records = memory.view(layout.dtype).view(self.num_rows, layout.words)
         fill(self.records, tables, layout, device, seed)
 
-    def swap(self, cache: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
+    def swap(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        rows_out: Tensor,
+        rows_in: Tensor,
+        num: Tensor,
+        lookups: int | None = None,
+    ) -> None:
         raise AssertionError("rows that are on the device do not move")
 
     def view(self, start: int, stop: int) -> Tensor:

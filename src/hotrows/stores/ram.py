@@ -45,8 +45,16 @@ class RamStore:
         self.records = host_bytes(self, num_bytes, device).view(layout.dtype).view(self.num_rows, layout.words)
         fill(self.records, tables, layout, device, seed, None if numbering is None else numbering.row_of)
 
-    def swap(self, cache: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
-        swap(cache, self.records, slots, rows_out, rows_in, num)
+    def swap(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        rows_out: Tensor,
+        rows_in: Tensor,
+        num: Tensor,
+        lookups: int | None = None,
+    ) -> None:
+        swap(cache, self.records, slots, rows_out, rows_in, num, lookups)
 
     def view(self, start: int, stop: int) -> Tensor:
         return self.records[start:stop]

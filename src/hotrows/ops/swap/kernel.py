@@ -1,16 +1,20 @@
 """Moves in Triton: the kernel reads and writes the store in host memory itself (zero copy), without the CPU."""
 
+import math
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 # Few programs with many bytes in flight each: a matrix product wants the whole register file of every multiprocessor,
 # and would wait for each one that is taken. Slower moves cost nothing as long as they take less time than a step, which
-# grows with the lookups: one program moves about a word, each way, in the time that a fifth of a lookup trains.
+# grows with the lookups: one program moves a few words, each way, in the time that a lookup trains.
 _MOST_PROGRAMS = 16
 _FEWEST_PROGRAMS = 3
-_FEWEST_IF_SMALL, _SMALL = 4, 1 << 17  # where moves are for so few lookups that they are soon done
-_WORDS_PER_LOOKUP = 3  # that a program has the time for
+# Beside a small batch, whose kernels are short and many, it counts for more that moves are soon done: where one kernel
+# ends, the next waits for what others have written to host memory.
+_FEWEST_IF_SMALL, _SMALL = 4, 1 << 18  # lookups
+_WORDS_PER_LOOKUP = 2.6  # that a program has the time for
 _NUM_WARPS = 32
 _TILE = 16384  # words at a time and program, each way
 _MOST_WORDS = 512  # of a record at a time
@@ -43,7 +47,15 @@ def _swap(
         first += num_programs * MOVES
 
 
-def swap(cache: Tensor, store: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
+def swap(
+    cache: Tensor,
+    store: Tensor,
+    slots: Tensor,
+    rows_out: Tensor,
+    rows_in: Tensor,
+    num: Tensor,
+    lookups: int | None = None,
+) -> None:
     assert cache.is_contiguous()
     assert store.is_contiguous()
     num_words = cache.shape[1]
@@ -52,8 +64,9 @@ def swap(cache: Tensor, store: Tensor, slots: Tensor, rows_out: Tensor, rows_in:
     words = min(triton.next_power_of_2(num_words), _MOST_WORDS)
     moves = _TILE // words  # as many words as threads at the least, so that each is moved by one alone
     grid = (min(triton.cdiv(slots.numel(), moves), _MOST_PROGRAMS),)
-    fewest = _FEWEST_IF_SMALL if slots.numel() <= _SMALL else _FEWEST_PROGRAMS
+    num_lookups = slots.numel() if lookups is None else lookups
+    fewest = _FEWEST_IF_SMALL if num_lookups <= _SMALL else _FEWEST_PROGRAMS
     _swap[grid](
-        cache, store, slots, rows_out, rows_in, num, _WORDS_PER_LOOKUP * slots.numel(),
+        cache, store, slots, rows_out, rows_in, num, math.ceil(_WORDS_PER_LOOKUP * slots.numel()),
         W=num_words, MOVES=moves, WORDS=words, FEWEST=fewest, num_warps=_NUM_WARPS,
     )  # fmt: skip
