@@ -163,6 +163,81 @@ def test_a_bad_batch_of_a_party_leaves_the_others_alone(party):
 
 
 @parties
+def test_a_bad_batch_is_found_at_its_turn_whatever_came_in_between(party):
+    """Reads and batches of other shapes make places go round faster."""
+    batches, read = make_batches(12), make_batches(3)[0]
+    batches[7][3, 1] = SIZES["b"]
+    bags, trained = make_bags(True, 200, party), []
+
+    def run():
+        for ids in hotrows.lookahead(batches, bags, depth=2, window=12, ids=lambda b: b):
+            with torch.no_grad():
+                bags(read)
+            (bags(ids) ** 2).sum().backward()
+            trained.append(ids)
+
+    with pytest.raises(hotrows.BadIdError):
+        run()
+    assert len(trained) == 7
+
+
+@parties
+def test_nothing_is_left_of_a_loop_that_was_left(party):
+    """With plans that did not fit, which the loop has not looked at yet."""
+    for last in range(1, 6):
+        bags = make_bags(True, 60, party)
+        for number, ids in enumerate(
+            hotrows.lookahead(make_batches(20), bags, depth=4, window=12, ids=lambda b: b), start=1
+        ):
+            (bags(ids) ** 2).sum().backward()
+            if number == last:
+                break
+        group = bags.groups[0]
+        assert not group._flights
+        assert not group.seating._placed
+        assert not group.planner.policy.upcoming._in_window
+
+
+@pytest.mark.parametrize("call", [1, 6, 13])
+def test_a_batch_that_only_some_dims_have_heard_of(call, monkeypatch):
+    """The batches before it train, and so does the next loop."""
+    tables = [hotrows.Table(name, 300, dim=dim) for name, dim in (("a", 4), ("b", 8))]
+
+    def make(ring):
+        bags = hotrows.EmbeddingBagCollection(tables, 4, optimizer=hotrows.optim.SGD(lr=0.1), cache=500, index="hash")
+        for group in bags.groups:
+            group.uses_ring = ring
+            group.seating.party_size = 4
+        return bags
+
+    def train_all(bags):
+        trained = 0
+        with contextlib.suppress(MemoryError):
+            for ids in hotrows.lookahead(make_batches(12), bags, depth=2, window=12, ids=lambda b: b):
+                sum((each**2).sum() for each in bags(ids)).backward()
+                trained += 1
+        return trained
+
+    bags, plain = make(True), make(False)
+    second = bags.groups[1].seating
+    announce, calls = second.announce, []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == call:
+            raise MemoryError
+        return announce(*arguments)
+
+    monkeypatch.setattr(second, "announce", failing)
+    assert train_all(bags) == call - 1
+    for ids in make_batches(12)[: call - 1]:
+        sum((each**2).sum() for each in plain(ids)).backward()
+    assert train_all(bags) == train_all(plain) == NUM_BATCHES
+    same({name: bags.weight(name) for name in SIZES}, {name: plain.weight(name) for name in SIZES})
+    assert not any(group._flights or group.seating._placed for group in bags.groups)
+
+
+@parties
 def test_a_batch_that_is_not_looked_up_leaves_the_others_of_its_party_alone(party):
     """Its rows were planned with theirs, or, where the cache is too small for them, on the spot."""
     for cache in (200, 30):
@@ -203,14 +278,15 @@ def test_several_loops_share_a_ring(party):
     same(*results)
 
 
-@pytest.mark.parametrize("party", [1, 2])
-def test_a_backward_pass_long_after_its_turn_is_refused(party):
-    bags = make_bags(True, party=party)
+@pytest.mark.parametrize(("party", "kept_number"), [(1, 2), (2, 1), (4, 1), (4, 3)])
+def test_a_backward_pass_long_after_its_turn_is_refused(party, kept_number):
+    """With four to a party, seats of 1 and 3 are taken again by the last party, which has two members."""
+    bags = make_bags(True, 200, party)
     kept = None
-    for number, ids in enumerate(hotrows.lookahead(make_batches(12), bags, depth=2, window=5, ids=lambda b: b)):
+    for number, ids in enumerate(hotrows.lookahead(make_batches(12), bags, depth=2, window=12, ids=lambda b: b)):
         loss = (bags(ids) ** 2).sum()
-        loss.backward(retain_graph=number == 2)
-        kept = loss if number == 2 else kept
+        loss.backward(retain_graph=number == kept_number)
+        kept = loss if number == kept_number else kept
     with pytest.raises(RuntimeError, match="its plan is gone"):
         kept.backward()
 

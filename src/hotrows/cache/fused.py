@@ -217,8 +217,10 @@ class FusedPlanner:
 
     def _begin(self, announces: bool, places_rows: bool) -> None:
         """Fetch the numbers of the batches to be announced and planned."""
+        together = self._places.together
         kernel.begin[(1,)](
             self._on_host, self._turn, len(self._on_host), self._numbers, self._places.noted,
+            None if together is None else together.noted,
             self._zeroed if places_rows else None, self._zeroed.numel() if places_rows else 0,
             ANNOUNCES=announces, PARTS=self._places.parts, NUMBERS=kernel.NUM_NUMBERS,
             BLOCK=triton.next_power_of_2(kernel.NUM_SUMS + NUM_COUNTS), num_warps=1,

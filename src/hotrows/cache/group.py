@@ -119,9 +119,9 @@ class RowGroup:
             describe: words for what `Rows.bad` found.
         """
         self.catch_up()
-        self.flush_announcement()
         number = None
         if announce:
+            self.flush_announcement()  # batches that are announced are announced in their order
             number = self.next_number()
         made: list[tuple[Tensor, Distinct, LateNumbers | None]] = []
 
@@ -148,7 +148,6 @@ class RowGroup:
 
     def withdraw(self, request: Request) -> None:
         """An announced batch will not be planned."""
-        self.flush_announcement()
         self.seating.break_up(request)
         if request.number is not None:
             number, request.number = request.number, None
@@ -179,7 +178,7 @@ class RowGroup:
 
     def open_ring(self, depth: int, window: int) -> None:
         """A loop begins that looks so far ahead."""
-        self.seating.ahead = (depth, window)
+        self.seating.open(depth, window)
 
     def announce_ids(self, ids: Tensor, part: IdColumns, describe: Callable[[list[int]], str]) -> Request | None:
         """As `request` with `announce`, by kernels in a graph; None where ids are not of the shape for that."""
@@ -285,7 +284,6 @@ class RowGroup:
         return flights
 
     def _plan_freely(self, request: Request, placing: Placing, after: tuple[Mark, ...], oldest: int | None) -> Flight:
-        self.flush_announcement()
         self.seating.break_up(request)
         everywhere = placing is not Placing.ALL_OR_NOTHING or self.looks_everywhere(request)
         made: list[Plan] = []
@@ -339,7 +337,7 @@ class RowGroup:
         else:
             stats.shrinks += flight.plan.looked_at_all and flight.leads
             flight.request.failed = True
-            self._flights.pop(flight.plan.batch)
+            self._flights.pop(flight.plan.batch, None)
             if flight.seat is not None:
                 self.seating.leave_seat(flight)
             self.bury(flight, flight.planned)

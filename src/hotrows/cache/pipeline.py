@@ -125,17 +125,26 @@ class Pipeline:
             if place == 0 and entry.flight is not None and not entry.seen:
                 self._look(entry)
             while entry.flight is None:
-                flights = self._group.plan_ahead(entry.request)
-                for i, each in enumerate(flights):  # a party is of batches that come one after the other
-                    planned = coming[place + i]
-                    assert planned.request is each.request
-                    planned.flight, planned.turn, planned.place, planned.seen = each, self._turn, place + i, False
-                flight = flights[0]
+                flight = self._plan(place)
                 if place > self._depth or (place > 0 and flight.seat is not None):
                     break
                 looked_at_all = flight.plan.looked_at_all
                 if not self._look(entry) and looked_at_all and not self._let_last_go():
                     return
+
+    def _plan(self, place: int) -> Flight:
+        """Plan the batch that so many come before, and its party: batches that come right after it."""
+        first = self._coming[place]
+        next_place = place
+        for flight in self._group.plan_ahead(first.request):
+            entry = self._coming[next_place] if next_place < len(self._coming) else None
+            if entry is None or entry.request is not flight.request:
+                self._group.drop(flight)  # of a batch that does not come: announcing it to another group has failed
+                continue
+            entry.flight, entry.turn, entry.place, entry.seen = flight, self._turn, next_place, False
+            next_place += 1
+        assert first.flight is not None
+        return first.flight
 
     def _look(self, entry: _Entry) -> bool:
         """See whether a plan fitted; where it did not, the batch has none again.
@@ -146,7 +155,8 @@ class Pipeline:
         assert entry.flight is not None
         flight, entry.seen = entry.flight, self._group.settle(entry.flight)
         if not entry.seen:
-            self._forget(flight)
+            entry.flight = None
+            self._forget_party(flight)
         if not entry.seen and flight.plan.looked_at_all:
             self._group.seating.keep_apart(entry.request)
             reach = entry.place - (1 if entry.place <= LAG_IN_RING + 1 else 2)
@@ -155,11 +165,11 @@ class Pipeline:
                 self._patience = min(2 * self._patience, MOST_PATIENCE)
         return entry.seen
 
-    def _forget(self, flight: Flight) -> None:
-        """A plan that did not fit, and with it those of its party."""
+    def _forget_party(self, flight: Flight) -> None:
+        """Where a plan did not fit, those of its party did not."""
         party = flight.request.party
         for entry in self._coming:
-            if entry.flight is not None and (entry.flight is flight or entry.request.party is party is not None):
+            if entry.flight is not None and party is not None and entry.request.party is party:
                 self._group.settle(entry.flight)
                 entry.flight = None
 

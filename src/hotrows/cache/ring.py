@@ -92,9 +92,13 @@ class Ring:
         self._move = move
         self.party = party
         self.num_lookups = shape[0] * part.first_row.numel()  # of one batch
-        # The batches in flight, and up to a party less one at either end: landed, or planned with one that was due
-        self._num_stalls = -(-(depth + SPARE + 2 * (party - 1)) // party)  # rows of seats, one for each member
-        self.num_seats = self._num_stalls * party
+        # The batches in flight, and up to a party less one at either end: landed, or planned with one that was due. A
+        # multiple of what a ring without parties has, so that groups with and without go round together: a step is
+        # recorded for each combination of their seats.
+        self.num_seats = seats = depth + SPARE
+        while self.num_seats % party or self.num_seats < seats + 2 * (party - 1):
+            self.num_seats += seats
+        self._num_stalls = self.num_seats // party  # rows of seats, one for each member
         # a whole number of rounds of seats, so that a place always goes to the same seats
         num_parties = -(-(window + 2) // party) + (party > 1)
         self.num_places = -(-num_parties // self._num_stalls) * self._num_stalls

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from hotrows.cache.flights import Flight, Party, Request
@@ -47,15 +46,23 @@ class Seating:
         self._gathering: Party | None = None  # that others may join
         self._announcement: Party | None = None  # to be announced with the next plan
         self.party_size: int | None = None  # how many batches share a turn, None where that goes by their size
+        self._apart = False  # whether each batch goes by itself, in this loop
         self._failed: BaseException | None = None  # why the last turn that did has failed
         self._on_cuda = group.device.type == "cuda"
         self._num_announced = 0
         self._pageable = True
 
+    def open(self, depth: int, window: int) -> None:
+        """A loop begins that looks so far ahead. What another one has left, as where it was interrupted, is over."""
+        self.ahead, self._apart = (depth, window), False
+        self._gathering = self._announcement = None
+        for party in list(self._placed.values()):
+            self.break_up(party.members[0])
+
     def announce(self, ids: Tensor, part: IdColumns, describe: Callable[[list[int]], str]) -> Request | None:
         """A place for a batch; None where it has no shape for a ring, or there is no place."""
         group, ring = self._group, self.ring
-        if ring is None or not ring.suits(ids, *self.ahead) or ring.party > (self.party_size or ring.party):
+        if ring is None or not ring.suits(ids, *self.ahead) or (self._apart and ring.party > 1):
             ring = self._make_ring(ids, part)
             if ring is None:
                 return None
@@ -72,7 +79,6 @@ class Seating:
                 self.flush_announcement()
                 group.count_announced(wait=True)  # so that the table is made as large as it must be, and no larger
             party = Party(place, group.next_number(), LateNumbers(ring.told_together[place]))
-            self._placed[place] = self._gathering = party
         which = party.place * ring.party + len(party.members)
         told = LateTold(ring.told[which], ids, part.columns, ring.num_lookups)
         request = Request(ring.waiting[which], None, None, told, told, describe, party)
@@ -80,6 +86,7 @@ class Seating:
         party.ids.append(source)
         if ids.is_cuda:
             party.there = (*party.there, caller_mark(group.device))
+        self._placed[party.place] = self._gathering = party
         if completes:
             self._complete()
         return request
@@ -135,11 +142,11 @@ class Seating:
             self._complete()
         seats = ring.seats_of(party.place)
         left: list[Mark] = []
+        if any(not before.landed for before in map(self._seated.get, seats) if before is not None):
+            return []
         for seat in seats:
-            before = self._seated.get(seat)
-            if before is not None and not before.landed:
-                return []
             left += self._left.get(seat, ())
+            self._seated.pop(seat, None)  # what was there is gone, be it taken by a batch or not
         told, members = party.num_rows.get_if_ready(), party.members
         num_rows = ring.num_lookups * len(members) if told is None else told[0]
         how = (party.place, oldest, number, num_rows, group.looks_everywhere(request), len(members))
@@ -168,6 +175,7 @@ class Seating:
         """A batch is planned for good."""
         party, request.party = request.party, None
         if party is not None:
+            request.num_rows.get()  # what is told there, which another batch may be next, and is there by now
             party.num_gone += 1
             if party.num_gone == len(party.members):
                 del self._placed[party.place]
@@ -177,11 +185,11 @@ class Seating:
         group, ring, party = self._group, self.ring, request.party
         if party is None:
             return
+        if party in (self._gathering, self._announcement):
+            self.flush_announcement()
         assert ring is not None
         members, number, party.number = party.members, party.number, None
         rows, num = ring.places.rows_together(party.place)
-        if request.made is None:
-            num = torch.zeros_like(num)  # their announcement failed
         together = request.distinct._replace(rows=rows, num=num)
         if len(members) == 1:
             request.number = number  # under which it still is announced
@@ -196,13 +204,15 @@ class Seating:
         group.planned = group.plan_lane.submit(work)
         for member in members:
             member.party = None
+            if member.made is not None:
+                member.num_rows.get()  # as in `leave_place`, but this may wait for the turn that has announced it
         del self._placed[party.place]
 
     def keep_apart(self, request: Request) -> None:
         """There was no room for a party: from now on batches go by themselves."""
         if request.party is not None and len(request.party.members) > 1:
             self.break_up(request)
-            self.party_size = 1
+            self._apart = True
 
     def leave_seat(self, flight: Flight, marks: list[Mark] | None = None) -> None:
         """A flight has landed, and its seat is free after these marks; without them its plan did not fit."""
@@ -266,7 +276,7 @@ class Seating:
             self.ring = Ring(
                 group.planner, part, ids.shape, ids.dtype, depth, window, group.store.num_rows, group.device,
                 lambda moves: group.move_in_ring(moves),
-                self.party_size or party_size(group.planner, num_lookups, depth, window),
+                1 if self._apart else self.party_size or party_size(group.planner, num_lookups, depth, window),
             )  # fmt: skip
         caller_mark(group.device).wait()
         self._seated.clear()

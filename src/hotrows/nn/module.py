@@ -213,12 +213,18 @@ class CachedModule(nn.Module):
 
     def look_at(self, ids: Any) -> Ahead:
         """Announce a batch to the policies. Used by `hotrows.lookahead`."""
-        lookups, requests = self._lookups(ids), []
-        for tables, part in zip(self._sets, lookups, strict=True):
-            group, request = tables.group, None
-            if part.columns is not None:
-                request = group.announce_ids(part.key[0], part.columns, part.describe)
-            requests.append(request or group.request(part.make, part.describe, announce=True))
+        lookups = self._lookups(ids)
+        requests: list[Request] = []
+        try:
+            for tables, part in zip(self._sets, lookups, strict=True):
+                group, request = tables.group, None
+                if part.columns is not None:
+                    request = group.announce_ids(part.key[0], part.columns, part.describe)
+                requests.append(request or group.request(part.make, part.describe, announce=True))
+        except BaseException:  # then it comes to none of them
+            for tables, request in zip(self._sets, requests, strict=False):
+                tables.group.withdraw(request)
+            raise
         return Ahead(lookups, requests)
 
     def open_lookahead(self, close: Callable[[], None]) -> None:

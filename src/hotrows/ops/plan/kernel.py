@@ -68,14 +68,14 @@ def _next_use(uses, start):
 
 @triton.jit(do_not_specialize=["num_zeroed", "num_turns"])
 def begin(
-    on_host, turn, num_turns, numbers, noted, zeroed, num_zeroed,
+    on_host, turn, num_turns, numbers, noted, noted_together, zeroed, num_zeroed,
     ANNOUNCES: tl.constexpr, PARTS: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Fetch the numbers of the next turn from the host, and set to zero what is added up; one program of one warp.
 
     Args:
         on_host: int32 [num_turns, NUMBERS], written by the host turn by turn. turn: int64 [1], how many there were.
-        noted: int32 [places · PARTS, 2].
+        noted: int32 [places · PARTS, 2]. noted_together: int32 [places, 2], or None.
     """
     now = tl.load(turn)
     each = tl.arange(0, NUMBERS)
@@ -85,6 +85,8 @@ def begin(
     if ANNOUNCES:
         place = tl.sum(tl.where(each == COMING_PLACE, found, 0), 0)
         tl.store(noted + place * (2 * PARTS) + tl.arange(0, 2 * PARTS), tl.zeros([2 * PARTS], tl.int32))
+        if noted_together is not None:
+            tl.store(noted_together + place * 2 + tl.arange(0, 2), tl.zeros([2], tl.int32))
     if zeroed is not None:
         position = tl.arange(0, BLOCK)
         tl.store(zeroed + position, tl.zeros([BLOCK], tl.int32), mask=position < num_zeroed)
