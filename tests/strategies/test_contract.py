@@ -14,7 +14,7 @@ import hotrows
 from hotrows.batch import Batch, Jagged
 from hotrows.strategies import STRATEGIES, Strategy, make_strategy
 from hotrows.strategies.base import CacheSettings
-from tests.scenarios import OPTIMIZERS, Scenario, examples, result_of, scenarios
+from tests.scenarios import OPTIMIZERS, Scenario, assert_same_values, examples, result_of, scenarios
 
 OTHERS = sorted(set(STRATEGIES) - {"device"})
 TABLES = (hotrows.Table("a", 60), hotrows.Table("b", 90, features=("b1", "b2")), hotrows.Table("c", 5))
@@ -113,9 +113,9 @@ def assert_same(found: Result, expected: Result, name: str, device: str) -> None
     pairs += zip(found.read, expected.read, strict=True)
     for ours, theirs in pairs:
         if exact:
-            assert torch.equal(ours, theirs)
+            assert_same_values(ours, theirs)
         else:
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("device", DEVICES)
