@@ -20,6 +20,7 @@ from zipf import draw_ranks
 
 import hotrows
 from hotrows.batch import Batch
+from hotrows.ops.swap import Moves
 from hotrows.stores import Store
 from hotrows.strategies.base import CacheSettings
 from hotrows.strategies.heca import HecaOptions, HecaStrategy
@@ -38,9 +39,9 @@ class SlowStore:
         self._ms = ms
         self.layout, self.num_rows, self.view = store.layout, store.num_rows, store.view
 
-    def swap(self, cache: torch.Tensor, *arguments: torch.Tensor) -> None:
+    def swap(self, cache: torch.Tensor, moves: Moves) -> None:
         take_time(self._ms, cache.device)
-        self._store.swap(cache, *arguments)
+        self._store.swap(cache, moves)
 
 
 def take_time(ms: float, device: torch.device) -> None:

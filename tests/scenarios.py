@@ -12,6 +12,7 @@ from torch import Tensor
 
 import hotrows
 from hotrows.batch import Jagged
+from hotrows.ops.swap import Moves
 from hotrows.stores import Store
 
 
@@ -70,9 +71,9 @@ class SlowStore:
         self._store = store
         self.layout, self.num_rows, self.view = store.layout, store.num_rows, store.view
 
-    def swap(self, cache: Tensor, *arguments: Tensor) -> None:
+    def swap(self, cache: Tensor, moves: Moves) -> None:
         take_time(cache.device)
-        self._store.swap(cache, *arguments)
+        self._store.swap(cache, moves)
         take_time(cache.device)
 
 

@@ -9,12 +9,13 @@ from torch import Tensor
 import hotrows
 from hotrows.cache.movers import BlockTransmitter, ZeroCopy
 from hotrows.ops.rows import NO_ROW
+from hotrows.ops.swap import Moves
 from hotrows.stores import RamStore, RecordLayout
 
 LAYOUT = RecordLayout(6)
 
 
-def moves(device: torch.device) -> tuple[RamStore, Tensor, tuple[Tensor, ...]]:
+def moves(device: torch.device) -> tuple[RamStore, Tensor, Moves]:
     """20 of 30 places are moves: rows 0 … 6 leave, rows 40 … 51 come, some do both, some neither."""
     store = RamStore([hotrows.Table("t", 60)], LAYOUT, device, seed=0)
     cache = torch.arange(30.0 * LAYOUT.words).reshape(30, -1).to(device)
@@ -24,16 +25,16 @@ def moves(device: torch.device) -> tuple[RamStore, Tensor, tuple[Tensor, ...]]:
     rows_in[4:16] = torch.arange(40, 52)
     rows_out[25], rows_in[26] = 59, 58  # beyond the moves that count
     num = torch.tensor([20], dtype=torch.int32)
-    return store, cache, tuple(part.to(device) for part in (slots.int(), rows_out, rows_in, num))
+    return store, cache, Moves(*(part.to(device) for part in (slots.int(), rows_out, rows_in, num)))
 
 
 @pytest.mark.parametrize(("buffer_rows", "passes"), [(1, 7 + 12), (5, 2 + 3), (7, 1 + 2), (1000, 1 + 1)])
 def test_several_passes_are_as_one(buffer_rows: int, passes: int, device: torch.device) -> None:
     expected_store, expected_cache, arguments = moves(device)
-    ZeroCopy().move(expected_store, expected_cache, *arguments)
+    ZeroCopy().move(expected_store, expected_cache, arguments)
     store, cache, arguments = moves(device)
     mover = BlockTransmitter(buffer_rows)
-    mover.move(store, cache, *arguments)
+    mover.move(store, cache, arguments)
     assert torch.equal(cache.cpu(), expected_cache.cpu())
     assert torch.equal(store.view(0, 60), expected_store.view(0, 60))
     assert mover.passes == passes
@@ -41,9 +42,9 @@ def test_several_passes_are_as_one(buffer_rows: int, passes: int, device: torch.
 
 
 def test_nothing_to_move() -> None:
-    store, cache, (slots, rows_out, rows_in, num) = moves(torch.device("cpu"))
+    store, cache, arguments = moves(torch.device("cpu"))
     mover = BlockTransmitter(5)
-    mover.move(store, cache, slots, rows_out, rows_in, torch.zeros_like(num))
+    mover.move(store, cache, arguments._replace(num=torch.zeros_like(arguments.num)))
     assert (mover.passes, mover.bytes_in, mover.bytes_out) == (0, 0, 0)
 
 

@@ -33,6 +33,7 @@ from hotrows.ops.renumber import kernel as renumber
 from hotrows.ops.row_table import kernel as row_table
 from hotrows.ops.row_update import kernel as row_update
 from hotrows.ops.select import kernel as select
+from hotrows.ops.swap import Moves
 from hotrows.ops.swap import kernel as swap
 from hotrows.ops.update_rows import kernel as update_rows
 from hotrows.ops.wide_input import kernel as wide_input
@@ -78,7 +79,7 @@ def rows_and_moves() -> None:
     num = ints(1)
     rows = torch.arange(BATCH)
     for words in (DIM, 3 * DIM):
-        swap.swap(torch.zeros(50, words), torch.zeros(90, words), ints(BATCH), rows, rows, num)
+        swap.swap(torch.zeros(50, words), torch.zeros(90, words), Moves(ints(BATCH), rows, rows, num))
     keys = torch.full((101,), -1)
     row_table.find(keys, rows, num)
     row_table.insert(keys, rows, num)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hotrows.ops.rows import NO_ROW
-from hotrows.ops.swap import kernel, reference
+from hotrows.ops.swap import Moves, kernel, reference
 
 
 @pytest.fixture
@@ -28,9 +28,10 @@ def test_matches_reference(most_programs, num_words, num_moves, count, device, o
     num = torch.tensor([count], dtype=torch.int32)
 
     on_device, ours = cache.to(device, copy=True), on_host(store)
-    kernel.swap(on_device, ours, slots.to(device), rows_out.to(device), rows_in.to(device), num.to(device))
+    moves = Moves(slots, rows_out, rows_in, num)
+    kernel.swap(on_device, ours, Moves(*(each.to(device) for each in moves[:4])))
     if device.type == "cuda":
         torch.cuda.synchronize()
-    reference.swap(cache, store, slots, rows_out, rows_in, num)
+    reference.swap(cache, store, moves)
     assert torch.equal(on_device.cpu(), cache)
     assert torch.equal(ours, store)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hotrows import Table
+from hotrows.ops.swap import Moves
 from hotrows.stores import RamStore, RecordLayout, StateField
 from hotrows.stores import ram as ram_module
 from hotrows.stores.first_values import first_values, table_key
@@ -28,10 +29,12 @@ def test_swaps() -> None:
     cache = torch.full((3, LAYOUT.words), 7.0)
     store.swap(
         cache,
-        torch.tensor([2, 0], dtype=torch.int32),
-        torch.tensor([4, -1]),
-        torch.tensor([9, 1]),
-        torch.tensor([2], dtype=torch.int32),
+        Moves(
+            torch.tensor([2, 0], dtype=torch.int32),
+            torch.tensor([4, -1]),
+            torch.tensor([9, 1]),
+            torch.tensor([2], dtype=torch.int32),
+        ),
     )
     assert torch.equal(store.view(4, 5), torch.full((1, LAYOUT.words), 7.0))
     assert torch.equal(cache[2], before[9])

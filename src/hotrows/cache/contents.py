@@ -11,6 +11,7 @@ from hotrows.cache.lanes import caller_mark
 from hotrows.cache.planner import Placing, Planner
 from hotrows.cache.resident import ResidentPlanner
 from hotrows.ops.rows import NO_ROW
+from hotrows.ops.swap import Moves
 
 
 def flush(group: RowGroup) -> None:
@@ -40,7 +41,7 @@ def _move_all_slots(group: RowGroup, out: bool) -> int:
         nothing = torch.full_like(rows, NO_ROW)
         place = torch.arange(slots.num, dtype=torch.int32, device=rows.device)
         num = torch.full((1,), slots.num, dtype=torch.int32, device=rows.device)
-        mover.move(store, cache, place, rows if out else nothing, nothing if out else rows, num)
+        mover.move(store, cache, Moves(place, rows if out else nothing, nothing if out else rows, num))
         moving.append((rows >= 0).sum())
 
     group.submit_move(work, (caller_mark(group.device), group.planned)).wait()

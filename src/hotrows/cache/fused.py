@@ -25,6 +25,7 @@ from hotrows.ops.plan import kernel
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK
 from hotrows.ops.select import MOST_SEEN, NEEDED
 from hotrows.ops.select.kernel import NUM_COUNTS, select_into
+from hotrows.ops.swap import Moves
 
 KINDS: dict[type[Policy], str] = {Lookahead: "lookahead", LRU: "lru", LFU: "lfu"}
 
@@ -140,16 +141,6 @@ def _distinct(arrays: tuple[Tensor, ...], num: Tensor, which: int, num_lookups: 
     )
 
 
-class Moves(NamedTuple):
-    """What the last plan moves, where it is carried out from: as `Mover.move` takes it."""
-
-    slots: Tensor
-    rows_out: Tensor
-    rows_in: Tensor
-    num: Tensor
-    lookups: int  # of one batch
-
-
 class FusedPlanner:
     """Announces and plans batches of `num_samples` samples, as many together as a place has parts.
 
@@ -180,7 +171,7 @@ class FusedPlanner:
         self._grid = (min(blocks, kernel.MOST_PROGRAMS),)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._numbers = torch.zeros(kernel.NUM_NUMBERS, dtype=torch.int32, device=device)
-        self.moves: Moves | None = None
+        self.moves: Moves | None = None  # of the last plan
         if isinstance(planner, Planner):
             # of one plan at a time
             self._found = torch.empty(self.num_lookups, dtype=torch.int32, device=device)

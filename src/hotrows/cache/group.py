@@ -34,13 +34,13 @@ from hotrows.cache.seating import Seating
 from hotrows.cache.stats import Stats
 from hotrows.ops.distinct import Distinct, distinct
 from hotrows.ops.rows import NO_ROW
+from hotrows.ops.swap import Moves
 from hotrows.ops.update_rows import update_rows
 from hotrows.optim import RowOptimizer
 from hotrows.stores import Store
 from hotrows.stores.row_order import Numbering
 
 if TYPE_CHECKING:  # needs Triton
-    from hotrows.cache.fused import Moves
     from hotrows.cache.ring import Ring
 
 
@@ -224,8 +224,8 @@ class RowGroup:
         """Whether a plan in a seat is in flight."""
         return any(flight.seat is not None for flight in self._flights.values())
 
-    def move_in_ring(self, moves: "Moves") -> None:
-        self.mover.move(self.store, self.cache, *moves)
+    def move_in_ring(self, moves: Moves) -> None:
+        self.mover.move(self.store, self.cache, moves)
 
     # -- plans --------------------------------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class RowGroup:
         plan, store, cache, mover = flight.plan, self.store, self.cache, self.mover
 
         def work() -> None:
-            mover.move(store, cache, plan.move_slots, plan.move_out, plan.move_in, plan.num_moves)
+            mover.move(store, cache, Moves(plan.move_slots, plan.move_out, plan.move_in, plan.num_moves))
 
         flight.moved = self.submit_move(work, (flight.planned, *flight.after))
 
@@ -382,7 +382,7 @@ class RowGroup:
 
         def work() -> None:
             nothing = torch.full_like(plan.overflow_rows, NO_ROW)
-            mover.move(store, cache, plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow)
+            mover.move(store, cache, Moves(plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow))
 
         flight.moved = self.submit_move(work, (self.planned,))
 
@@ -518,7 +518,7 @@ class RowGroup:
 
         def work() -> None:
             nothing = torch.full_like(plan.overflow_rows, NO_ROW)
-            mover.move(store, cache, plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow)
+            mover.move(store, cache, Moves(plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow))
 
         flight.moved = self.submit_move(work, (caller_mark(self.device), self.planned))
         self.stats.bytes_out += flight.counts.overflow * store.layout.num_bytes

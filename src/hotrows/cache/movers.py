@@ -6,22 +6,14 @@ import torch
 from torch import Tensor
 
 from hotrows.ops.rows import filled
+from hotrows.ops.swap import Moves
 from hotrows.stores import Store
 
 
 class Mover(Protocol):
     waits: bool  # whether the host waits for the device, so that moves cannot be recorded in a CUDA graph
 
-    def move(
-        self,
-        store: Store,
-        cache: Tensor,
-        slots: Tensor,
-        rows_out: Tensor,
-        rows_in: Tensor,
-        num: Tensor,
-        lookups: int | None = None,
-    ) -> None:
+    def move(self, store: Store, cache: Tensor, moves: Moves) -> None:
         """Carry out moves, in the lane of the caller; the contract of `ops.swap`."""
 
 
@@ -30,17 +22,8 @@ class ZeroCopy:
 
     waits = False
 
-    def move(
-        self,
-        store: Store,
-        cache: Tensor,
-        slots: Tensor,
-        rows_out: Tensor,
-        rows_in: Tensor,
-        num: Tensor,
-        lookups: int | None = None,
-    ) -> None:
-        store.swap(cache, slots, rows_out, rows_in, num, lookups)
+    def move(self, store: Store, cache: Tensor, moves: Moves) -> None:
+        store.swap(cache, moves)
 
 
 class BlockTransmitter:
@@ -64,20 +47,12 @@ class BlockTransmitter:
         self.bytes_out = 0
         self._on_host = self._on_device = torch.empty(0)
 
-    def move(
-        self,
-        store: Store,
-        cache: Tensor,
-        slots: Tensor,
-        rows_out: Tensor,
-        rows_in: Tensor,
-        num: Tensor,
-        lookups: int | None = None,
-    ) -> None:
-        count = filled(slots, num)
-        within = torch.arange(count, device=slots.device) < num
+    def move(self, store: Store, cache: Tensor, moves: Moves) -> None:
+        slots = moves.slots
+        count = filled(slots, moves.num)
+        within = torch.arange(count, device=slots.device) < moves.num
         # no row both leaves and comes, so all may leave first
-        for leaving, rows in ((True, rows_out[:count]), (False, rows_in[:count])):
+        for leaving, rows in ((True, moves.rows_out[:count]), (False, moves.rows_in[:count])):
             (moving,) = torch.nonzero((rows >= 0) & within, as_tuple=True)
             chosen_slots, chosen_rows = slots[moving].long(), rows[moving].cpu()
             for start in range(0, moving.numel(), self.buffer_rows):

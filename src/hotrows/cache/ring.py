@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrows.cache.from_host import CopiesFromHost
-from hotrows.cache.fused import FusedPlanner, Moves, Places, Seat, Seats
+from hotrows.cache.fused import FusedPlanner, Places, Seat, Seats
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.lanes import Mark, writable_state
 from hotrows.cache.planner import Counts, Plan, Planner
@@ -32,6 +32,7 @@ from hotrows.cache.recording import Recorder
 from hotrows.cache.resident import ResidentPlanner
 from hotrows.cache.uninterrupted import uninterrupted
 from hotrows.ops.plan import kernel
+from hotrows.ops.swap import Moves
 
 _serials = itertools.count()
 _NUMBERS = struct.Struct(f"={kernel.NUM_NUMBERS}i")  # of a turn: those of the planned batch, and of the announced one

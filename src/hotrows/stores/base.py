@@ -4,6 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from hotrows.ops.swap import Moves
 from hotrows.stores.record import RecordLayout
 
 
@@ -13,15 +14,7 @@ class Store(Protocol):
     layout: RecordLayout
     num_rows: int
 
-    def swap(
-        self,
-        cache: Tensor,
-        slots: Tensor,
-        rows_out: Tensor,
-        rows_in: Tensor,
-        num: Tensor,
-        lookups: int | None = None,
-    ) -> None:
+    def swap(self, cache: Tensor, moves: Moves) -> None:
         """Move records between this store and the cache; the contract of `ops.swap`."""
 
     def view(self, start: int, stop: int) -> Tensor:

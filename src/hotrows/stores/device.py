@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hotrows.ops.swap import Moves
 from hotrows.stores.host_memory import host_bytes
 from hotrows.stores.memory import available_memory, require_memory
 from hotrows.stores.ram import fill
@@ -33,15 +34,7 @@ class DeviceStore:
         self.records = memory.view(layout.dtype).view(self.num_rows, layout.words)
         fill(self.records, tables, layout, device, seed)
 
-    def swap(
-        self,
-        cache: Tensor,
-        slots: Tensor,
-        rows_out: Tensor,
-        rows_in: Tensor,
-        num: Tensor,
-        lookups: int | None = None,
-    ) -> None:
+    def swap(self, cache: Tensor, moves: Moves) -> None:
         raise AssertionError("rows that are on the device do not move")
 
     def view(self, start: int, stop: int) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hotrows.ops.swap import swap
+from hotrows.ops.swap import Moves, swap
 from hotrows.stores.first_values import first_values, table_key
 from hotrows.stores.host_memory import host_bytes
 from hotrows.stores.memory import available_host_memory, require_memory
@@ -45,16 +45,8 @@ class RamStore:
         self.records = host_bytes(self, num_bytes, device).view(layout.dtype).view(self.num_rows, layout.words)
         fill(self.records, tables, layout, device, seed, None if numbering is None else numbering.row_of)
 
-    def swap(
-        self,
-        cache: Tensor,
-        slots: Tensor,
-        rows_out: Tensor,
-        rows_in: Tensor,
-        num: Tensor,
-        lookups: int | None = None,
-    ) -> None:
-        swap(cache, self.records, slots, rows_out, rows_in, num, lookups)
+    def swap(self, cache: Tensor, moves: Moves) -> None:
+        swap(cache, self.records, moves)
 
     def view(self, start: int, stop: int) -> Tensor:
         return self.records[start:stop]

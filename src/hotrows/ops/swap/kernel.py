@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.swap.moves import Moves
+
 # Few programs with many bytes in flight each: a matrix product wants the whole register file of every multiprocessor,
 # and would wait for each one that is taken. Slower moves cost nothing as long as they take less time than a step, which
 # grows with the lookups: one program moves a few words, each way, in the time that a lookup trains.
@@ -47,26 +49,19 @@ def _swap(
         first += num_programs * MOVES
 
 
-def swap(
-    cache: Tensor,
-    store: Tensor,
-    slots: Tensor,
-    rows_out: Tensor,
-    rows_in: Tensor,
-    num: Tensor,
-    lookups: int | None = None,
-) -> None:
+def swap(cache: Tensor, store: Tensor, moves: Moves) -> None:
     assert cache.is_contiguous()
     assert store.is_contiguous()
     num_words = cache.shape[1]
-    if slots.numel() == 0:
+    most = moves.slots.numel()
+    if most == 0:
         return
     words = min(triton.next_power_of_2(num_words), _MOST_WORDS)
-    moves = _TILE // words  # as many words as threads at the least, so that each is moved by one alone
-    grid = (min(triton.cdiv(slots.numel(), moves), _MOST_PROGRAMS),)
-    num_lookups = slots.numel() if lookups is None else lookups
+    at_once = _TILE // words  # as many words as threads at the least, so that each is moved by one alone
+    grid = (min(triton.cdiv(most, at_once), _MOST_PROGRAMS),)
+    num_lookups = most if moves.lookups is None else moves.lookups
     fewest = _FEWEST_IF_SMALL if num_lookups <= _SMALL else _FEWEST_PROGRAMS
     _swap[grid](
-        cache, store, slots, rows_out, rows_in, num, math.ceil(_WORDS_PER_LOOKUP * slots.numel()),
-        W=num_words, MOVES=moves, WORDS=words, FEWEST=fewest, num_warps=_NUM_WARPS,
+        cache, store, moves.slots, moves.rows_out, moves.rows_in, moves.num, math.ceil(_WORDS_PER_LOOKUP * most),
+        W=num_words, MOVES=at_once, WORDS=words, FEWEST=fewest, num_warps=_NUM_WARPS,
     )  # fmt: skip

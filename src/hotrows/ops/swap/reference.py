@@ -3,11 +3,12 @@
 from torch import Tensor
 
 from hotrows.ops.rows import filled
+from hotrows.ops.swap.moves import Moves
 
 
-def swap(cache: Tensor, store: Tensor, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
-    count = filled(slots, num)
-    slots, rows_out, rows_in = slots[:count], rows_out[:count], rows_in[:count]
+def swap(cache: Tensor, store: Tensor, moves: Moves) -> None:
+    count = filled(moves.slots, moves.num)
+    slots, rows_out, rows_in = moves.slots[:count], moves.rows_out[:count], moves.rows_in[:count]
     leaves = rows_out >= 0
     store[rows_out[leaves]] = cache[slots[leaves]]
     comes = rows_in >= 0
