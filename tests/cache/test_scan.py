@@ -50,9 +50,9 @@ def test_rows_leave_in_about_ascending_order():
     bags = hotrows.EmbeddingBagCollection([table], 2, cache=1_000, optimizer=hotrows.optim.SGD(lr=0.1), index="hash")
     leaving, move = [], bags.groups[0].mover.move
 
-    def noted(store, cache, slots, rows_out, rows_in, num):
-        leaving.append(rows_out[: int(num)].numpy().copy())
-        move(store, cache, slots, rows_out, rows_in, num)
+    def noted(store, cache, moves):
+        leaving.append(moves.rows_out[: int(moves.num)].numpy().copy())
+        move(store, cache, moves)
 
     bags.groups[0].mover.move = noted
     batches = [(torch.rand(60, 1, generator=random) ** 3 * 40_000).long() for _ in range(300)]
