@@ -21,22 +21,21 @@ from torch import Tensor, nn
 
 from hotrows.models.mlp import mlp
 from hotrows.ops.linear import kernel
+from hotrows.ops.linear import kernel_sums as sums
+from hotrows.ops.linear.kernel_resize import resized
 
 BATCHES = (1024, 16_384)
 COMPILE_SECONDS = 40  # for all that is compiled together; what comes later is left out
-VARIANTS: list[dict[str, int]] = [  # of `kernel`; what is not named is as it is there
+VARIANTS: list[dict[str, int]] = [  # of `sums`; what is not named is as it is there
     {},
-    {"SUM_ROWS": 16},
-    {"SUM_ROWS": 64, "SUM_WARPS": 8},
-    {"SUM_ROWS": 16, "SUM_COLUMNS": 256},
-    {"SUM_ROWS": 32, "SUM_COLUMNS": 256, "SUM_WARPS": 8},
-    {"SUM_ROWS": 64, "SUM_COLUMNS": 64},
-    {"SUM_WARPS": 8},
-    {"SUM_PROGRAMS": 512},
-    {"SUM_PROGRAMS": 2048},
-    {"SUM_PROGRAMS": 4096},
-    {"SUM_STAGES": 2},
-    {"SUM_STAGES": 3},
+    {"ROWS": 32},
+    {"ROWS": 128, "WARPS": 8},
+    {"ROWS": 32, "COLUMNS": 128},
+    {"COLUMNS": 128, "WARPS": 8},
+    {"COLUMNS": 32},
+    {"WARPS": 8},
+    {"PROGRAMS": 2048},
+    {"STAGES": 2},
 ]
 
 
@@ -145,8 +144,15 @@ def compare_mlps() -> bool:
 
 
 def one_output_step(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> None:
-    out = kernel.linear(x, weight, bias, False, grad.dtype)
+    out = kernel.layers(x, [weight, bias], [False], grad.dtype)
     torch.autograd.grad(out, (x, weight, bias), grad)
+
+
+def mask_and_add(grad: Tensor, out: Tensor, weight: Tensor | None) -> None:
+    num_rows, width = grad.shape
+    parts = sums.make_parts(grad, num_rows, [width])
+    sums.mask_and_sum(grad, out, width, width, parts, 0, weight is not None, weight)
+    sums.add(parts)
 
 
 def compare_kernels() -> None:
@@ -155,7 +161,7 @@ def compare_kernels() -> None:
     print(f"\nkernels at B={num_rows:,}; a copy moves {bandwidth / 1e6:.2f} TB/s; µs, and of that speed")
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(num_rows, 479, device="cuda", dtype=dtype)
-        padded = kernel.resized(x, num_rows, 480, dtype)
+        padded = resized(x, num_rows, 480, dtype)
         one = [torch.randn(*shape, device="cuda", dtype=dtype) for shape in [(num_rows, 256), (1, 256), (1,)]]
         x_one, weight, bias = (tensor.requires_grad_() for tensor in one)
         grad = torch.randn(num_rows, 1, device="cuda", dtype=dtype)
@@ -163,11 +169,11 @@ def compare_kernels() -> None:
         cases: dict[str, tuple[int, Callable[[], object]]] = {
             "pad 479 to 480": (
                 x.nbytes + padded.nbytes,
-                partial(kernel.resized, x, num_rows, 480, dtype),
+                partial(resized, x, num_rows, 480, dtype),
             ),
             "cut 480 to 479": (
                 x.nbytes + padded.nbytes,
-                partial(kernel.resized, padded, num_rows, 479, dtype),
+                partial(resized, padded, num_rows, 479, dtype),
             ),
             "256-1, both directions": (3 * x_one.nbytes, partial(one_output_step, x_one, weight, bias, grad)),
         }
@@ -176,14 +182,21 @@ def compare_kernels() -> None:
             print(f"{str(dtype)[6:]:<10}{what:<60}{us:8.1f} {num_bytes / bandwidth / us:6.0%}", flush=True)
     for variant in VARIANTS:
         cells = []
-        for dtype, width in [(torch.float32, 1024), (torch.float32, 256), (torch.bfloat16, 1024)]:
+        for dtype, width, turn in [
+            (torch.float32, 1024, True),
+            (torch.float32, 256, False),
+            (torch.bfloat16, 1024, False),
+        ]:
             grad = torch.randn(num_rows, width, device="cuda").to(dtype)
             out = torch.randn(num_rows, width, device="cuda").relu().to(dtype)
-            with set_to(kernel, variant):
-                us = replayed(partial(kernel.mask_and_sum, grad, out, width, torch.float32))
-            cells.append(f"{str(dtype)[6:]} {width}: {us:6.1f} {3 * grad.nbytes / bandwidth / us:5.0%}")
+            weight = torch.randn(width, 1024, device="cuda") if turn else None
+            with set_to(sums, variant):
+                us = replayed(partial(mask_and_add, grad, out, weight))
+            num_bytes = (4 if turn else 3) * grad.nbytes + (0 if weight is None else 2 * weight.nbytes)
+            what = f"{str(dtype)[6:]} {width}{' turned' if turn else ''}"
+            cells.append(f"{what}: {us:6.1f} {num_bytes / bandwidth / us:5.0%}")
         name = ", ".join(f"{key} {value}" for key, value in variant.items()) or "as it is"
-        print(f"mask and sum, {name:<46}" + "   ".join(cells), flush=True)
+        print(f"mask and sum, {name:<30}" + "   ".join(cells), flush=True)
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hotrows.models import mlp as module
 from hotrows.models.mlp import apply_mlp, mlp
+from hotrows.ops.linear import Layer
 
 SIZES = [13, 32, 7, 1]
 
@@ -26,16 +27,16 @@ def run(layers: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each call of the fused operation, whether it was with a ReLU."""
-    found: list[bool] = []
-    original = module.linear_op
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
+    """For each call of the fused operation, whether its layers were with a ReLU."""
+    found: list[list[bool]] = []
+    original = module.linear_layers
 
-    def counted(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, **options: Any) -> Tensor:
-        found.append(relu)
-        return original(x, weight, bias, relu, **options)
+    def counted(x: Tensor, layers: list[Layer], **options: Any) -> Tensor:
+        found.append([layer.relu for layer in layers])
+        return original(x, layers, **options)
 
-    monkeypatch.setattr(module, "linear_op", counted)
+    monkeypatch.setattr(module, "linear_layers", counted)
     return found
 
 
@@ -69,12 +70,12 @@ def test_same_bits_as_plain_on_the_cpu(last_relu: bool, shape: tuple[int, ...], 
         assert torch.equal(ours, theirs)
 
 
-def test_a_layer_and_its_relu_are_one_call(calls: list[bool]) -> None:
+def test_layers_and_their_relus_are_one_call(calls: list[list[bool]]) -> None:
     mlp(SIZES, last_relu=False)(torch.randn(5, 13))
-    assert calls == [True, True, False]
+    assert calls == [[True, True, False]]
 
 
-def test_hooks_see_every_layer(calls: list[bool]) -> None:
+def test_hooks_see_every_layer(calls: list[list[bool]]) -> None:
     layers = mlp(SIZES)
     seen: list[Tensor] = []
     expected = plain(layers)[:3](x := torch.randn(5, 13))
@@ -83,7 +84,7 @@ def test_hooks_see_every_layer(calls: list[bool]) -> None:
     layers(x).sum().backward()
     assert torch.equal(seen[0], expected)
     assert len(seen) == 2
-    assert calls == [True, False]
+    assert calls == [[True], [False]]
 
 
 def test_global_hooks_see_every_layer() -> None:
@@ -97,7 +98,7 @@ def test_global_hooks_see_every_layer() -> None:
     assert seen == [*layers, layers]
 
 
-def test_other_layers_are_called_as_they_are(calls: list[bool]) -> None:
+def test_other_layers_are_called_as_they_are(calls: list[list[bool]]) -> None:
     class Doubled(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
@@ -108,7 +109,7 @@ def test_other_layers_are_called_as_they_are(calls: list[bool]) -> None:
     layers[5] = nn.Tanh()
     x = torch.randn(5, 4)
     assert torch.equal(layers(x), plain(layers)(x))
-    assert calls == [False]
+    assert calls == [[False]]
 
 
 def test_a_replaced_forward_is_called() -> None:
@@ -118,7 +119,7 @@ def test_a_replaced_forward_is_called() -> None:
 
 
 @pytest.mark.parametrize("last_relu", [True, False])
-def test_onto_is_added_at_the_end(last_relu: bool, calls: list[bool]) -> None:
+def test_onto_is_added_at_the_end(last_relu: bool, calls: list[list[bool]]) -> None:
     layers = mlp(SIZES, last_relu=last_relu)
     x, onto = torch.randn(5, 13), torch.randn(5, 1)
     expected = plain(layers)(x) + onto

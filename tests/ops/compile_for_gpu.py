@@ -27,6 +27,8 @@ from hotrows.ops.dense_step import kernel as dense_step
 from hotrows.ops.distinct import kernel as distinct
 from hotrows.ops.interact import kernel as interact
 from hotrows.ops.linear import kernel as linear
+from hotrows.ops.linear.kernel_resize import resized
+from hotrows.ops.linear.kernel_sums import make_parts, mask_and_sum
 from hotrows.ops.plan import kernel as plan
 from hotrows.ops.pool import kernel as pool
 from hotrows.ops.renumber import kernel as renumber
@@ -139,11 +141,13 @@ def rows_in_training() -> None:
 
 def dense_part() -> None:
     x = torch.zeros(BATCH, 13, requires_grad=True)
-    for num_out in (64, 1):
-        weight, bias = torch.zeros(num_out, 13, requires_grad=True), torch.zeros(num_out, requires_grad=True)
-        linear.linear(x, weight, bias, num_out > 1, torch.float32).sum().backward()
-    linear.resized(x.detach(), BATCH, 16, torch.bfloat16)
-    linear.mask_and_sum(torch.zeros(BATCH, 64), torch.zeros(BATCH, 64), 64, torch.bfloat16)
+    parameters = [torch.zeros(shape, requires_grad=True) for shape in ((64, 13), (64,), (1, 64), (1,))]
+    linear.layers(x, parameters, [True, False], torch.float32).sum().backward()
+    resized(x.detach(), BATCH, 16, torch.bfloat16)
+    parts = make_parts(x, BATCH, [64])
+    for dtype in (torch.float32, torch.bfloat16):
+        grad, out, weight = (torch.zeros(size, 64, dtype=dtype) for size in (BATCH, BATCH, 64))
+        mask_and_sum(grad, out, 64, 64, parts, 0, turn=True, weight=weight)
     for dtype in (torch.float32, torch.bfloat16):
         embedded = torch.zeros(BATCH, FEATURES, DIM, requires_grad=True)
         summary = torch.zeros(BATCH, DIM, requires_grad=True)

@@ -1,6 +1,7 @@
 """A linear layer and its ReLU: kernels, forward and gradients, against the reference in double precision."""
 
 import ctypes
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hotrows.ops.linear import kernel, linear, reference, room
+from hotrows.ops.linear import Layer, kernel, linear_layers, reference, room
+from hotrows.ops.linear import kernel_resize as resize
+from hotrows.ops.linear import kernel_sums as sums
 from hotrows.ops.linear.padding import aligned
 
 SHAPES = [  # B, K, N
@@ -60,8 +63,16 @@ def run(function, x, weight, bias, grad, relu):
     return out.detach(), *torch.autograd.grad(out, inputs, grad)
 
 
-def ours(x, weight, bias, relu):
-    return kernel.linear(x, weight, bias, relu, x.dtype)
+def ours(x, weight, bias, relu, **options):
+    return kernel.layers(x, [weight, bias], [relu], x.dtype, **options)
+
+
+def linear(x, weight, bias, relu, **options):
+    return linear_layers(x, [Layer(weight, bias, relu)], **options)
+
+
+def plain(x, weight, bias, relu):
+    return reference.linear_layers(x, [Layer(weight, bias, relu)])
 
 
 def exact(x, weight, bias, grad, relu, out):
@@ -117,25 +128,123 @@ def test_tf32(num_rows, num_inputs, num_outputs, random):
 @pytest.mark.parametrize("num_programs", [1024, 3, 1])
 @pytest.mark.usefixtures("kernels_alone")
 def test_mask_and_sum(num_rows, num_outputs, width, dtype, num_programs, device, random, monkeypatch):
-    monkeypatch.setattr(kernel, "SUM_PROGRAMS", num_programs)
+    monkeypatch.setattr(sums, "PROGRAMS", num_programs)
     grad = torch.randn(num_rows, num_outputs, generator=random).to(dtype)
     out = torch.randn(num_rows, num_outputs, generator=random).clamp(min=0).to(dtype)
-    masked, sums = kernel.mask_and_sum(grad.to(device), out.to(device), width, torch.float32)
-    assert torch.equal(masked[:, :num_outputs].cpu(), torch.where(out > 0, grad, 0))
-    assert masked.shape == (num_rows, width)
-    assert masked[:, num_outputs:].count_nonzero() == 0
-    expected = torch.where(out > 0, grad, 0).double().sum(0)
-    torch.testing.assert_close(sums.cpu().double(), expected, rtol=1e-5, atol=1e-4)
-    same, sums = kernel.mask_and_sum(grad.to(device), None, num_outputs, torch.float32)
-    assert torch.equal(same.cpu(), grad)
-    torch.testing.assert_close(sums.cpu().double(), grad.double().sum(0), rtol=1e-5, atol=1e-4)
+    weight = torch.randn(width, 70, generator=random).to(dtype)
+    parts = sums.make_parts(grad.to(device), num_rows, [5, num_outputs])
+    expected = torch.where(out > 0, grad, 0)
+    wide = in_rows(grad, width + 8, float("nan")).to(device), in_rows(out, width + 24, float("nan")).to(device)
+    for given in [(grad.to(device), out.to(device)), wide]:
+        found = sums.mask_and_sum(*given, num_outputs, width, parts, 1, turn=True, weight=weight.to(device))
+        assert torch.equal(found.rows[:, :num_outputs].cpu(), expected)
+        assert found.rows.shape == (num_rows, width)
+        assert found.rows[:, num_outputs:].count_nonzero() == 0
+        assert torch.equal(found.turned, found.rows.t())
+        assert found.turned.is_contiguous()
+        assert torch.equal(found.weight.cpu(), weight.t())
+        assert found.weight.is_contiguous()
+        added = sums.add(parts)[parts.starts[1] :][:num_outputs].cpu().double()
+        torch.testing.assert_close(added, expected.double().sum(0), rtol=1e-5, atol=1e-4)
+    same = sums.mask_and_sum(grad.to(device), None, num_outputs, num_outputs, parts, 1)
+    assert torch.equal(same.rows.cpu(), grad)
+    assert (same.turned, same.weight) == (None, None)
+    added = sums.add(parts)[parts.starts[1] :][:num_outputs].cpu().double()
+    torch.testing.assert_close(added, grad.double().sum(0), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.usefixtures("kernels_alone")
 def test_more_parts_than_are_added_at_once(device, random):
     grad = torch.randn(9000, 128, generator=random)
-    _, sums = kernel.mask_and_sum(grad.to(device), None, 128, torch.float32)
-    torch.testing.assert_close(sums.cpu().double(), grad.double().sum(0), rtol=1e-5, atol=1e-4)
+    parts = sums.make_parts(grad.to(device), 9000, [128])
+    assert parts.values.shape[0] > sums.PART_ROWS
+    sums.mask_and_sum(grad.to(device), None, 128, 128, parts, 0)
+    torch.testing.assert_close(sums.add(parts).cpu().double(), grad.double().sum(0), rtol=1e-5, atol=1e-4)
+
+
+SEVERAL = [  # sizes, ReLUs
+    ([13, 24, 1], [True, False]),
+    ([16, 24, 8], [True, True]),
+    ([13, 7, 5, 1], [True, True, False]),
+    ([8, 16, 16, 1], [False, True, True]),
+    ([479, 72, 16], [True, False]),
+    ([5, 1, 6, 1], [True, True, False]),
+    ([9, 1, 1], [True, False]),
+]
+
+
+def several(sizes, random, device="cpu", dtype=torch.float32):
+    """Weights and biases, as tensors that take a gradient."""
+    found = []
+    for num_in, num_out in itertools.pairwise(sizes):
+        found += [torch.randn(num_out, num_in, generator=random) / num_in**0.5, torch.randn(num_out, generator=random)]
+    return [tensor.to(device, dtype).requires_grad_() for tensor in found]
+
+
+def gradients_of_several(sizes, relus, device, random, dtype=torch.float32, num_rows=40):
+    """Ours and those in double precision, of x and all parameters; the answer before them."""
+    x = torch.randn(num_rows, sizes[0], generator=random).to(device, dtype).requires_grad_()
+    given = [x, *several(sizes, random, device, dtype)]
+    grad = torch.randn(num_rows, sizes[-1], generator=random).to(device, dtype)
+    out = kernel.layers(given[0], given[1:], relus, dtype)
+    found = [out, *torch.autograd.grad(out, given, grad)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in given]
+    layers = [Layer(weight, bias, relu) for weight, bias, relu in zip(exact[1::2], exact[2::2], relus, strict=True)]
+    truth = reference.linear_layers(exact[0], layers)
+    return found, [truth, *torch.autograd.grad(truth, exact, grad.double())]
+
+
+@pytest.mark.parametrize(("sizes", "relus"), SEVERAL)
+@pytest.mark.parametrize("turn", [False, True])
+def test_several_layers(sizes, relus, turn, device, random, monkeypatch):
+    if turn:
+        for name in ("TURN_GRADIENT", "TURN_WEIGHT"):
+            monkeypatch.setattr(kernel, name, (1, 1, 1))
+        monkeypatch.setattr(kernel, "tf32_allowed", lambda: True)
+    turned = []
+    original = kernel._product
+    monkeypatch.setattr(kernel, "_product", lambda *of: turned.append(of[0].is_contiguous()) or original(*of))
+    found, truth = gradients_of_several(sizes, relus, device, random)
+    assert all(turned) == turn or len(turned) == 0
+    for our, their in zip(found, truth, strict=True):
+        assert our.shape == their.shape
+        torch.testing.assert_close(our.double(), their, rtol=0, atol=1e-5 * their.abs().max().item())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1024, 8192, 8198])
+def test_several_layers_in_tf32(num_rows, random):
+    torch.set_float32_matmul_precision("high")
+    sizes, relus = [479, 1024, 512, 256, 1], [True, True, True, False]
+    found, truth = gradients_of_several(sizes, relus, "cuda", random, num_rows=num_rows)
+    for our, their in zip(found, truth, strict=True):
+        # where rounding decides on which side of zero a number is, its row's gradient is another
+        difference = (our.double() - their).abs() / their.abs().max()
+        assert difference.square().mean().sqrt() < TF32
+
+
+def test_only_some_parameters_of_several_layers(device, random):
+    sizes, relus = [13, 24, 16, 1], [True, True, False]
+    x = torch.randn(40, 13, generator=random).to(device)
+    given = several(sizes, random, device)
+    grad = torch.randn(40, 1, generator=random).to(device)
+    inputs = [x.clone().requires_grad_(), *given]
+    whole = torch.autograd.grad(kernel.layers(inputs[0], given, relus, x.dtype), inputs, grad)
+    for place in range(7):
+        tensors = [tensor.detach().clone().requires_grad_(i == place) for i, tensor in enumerate(inputs)]
+        kernel.layers(tensors[0], tensors[1:], relus, x.dtype).backward(grad)
+        assert [tensor.grad is not None for tensor in tensors] == [i == place for i in range(7)]
+        torch.testing.assert_close(tensors[place].grad, whole[place])
+
+
+def test_backward_again_where_the_graph_is_kept(device, random):
+    given = several([13, 24, 1], random, device)
+    out = kernel.layers(torch.randn(9, 13, generator=random).to(device), given, [True, False], torch.float32)
+    first = torch.autograd.grad(out.sum(), given, retain_graph=True)
+    for our, their in zip(torch.autograd.grad(out.sum(), given), first, strict=True):
+        assert torch.equal(our, their)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out.sum(), given)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -144,12 +253,12 @@ def test_more_parts_than_are_added_at_once(device, random):
 def test_resized(shape, dtype, device, random):
     given = torch.randn(*shape, generator=random)
     for num_rows, width in [(shape[0], shape[1] + 3), (shape[0] + 7, shape[1]), (shape[0] + 1, shape[1] + 130)]:
-        larger = kernel.resized(given.to(device), num_rows, width, dtype)
+        larger = resize.resized(given.to(device), num_rows, width, dtype)
         assert larger.dtype == dtype
         assert torch.equal(larger[: shape[0], : shape[1]].cpu(), given.to(dtype))
         assert larger.count_nonzero() == given.to(dtype).count_nonzero()
-        assert torch.equal(kernel.resized(larger, *shape, torch.float32).cpu(), given.to(dtype).float())
-    assert kernel.resized(given, *shape, torch.float32) is given
+        assert torch.equal(resize.resized(larger, *shape, torch.float32).cpu(), given.to(dtype).float())
+    assert resize.resized(given, *shape, torch.float32) is given
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
@@ -158,10 +267,10 @@ def test_resized(shape, dtype, device, random):
 def test_a_layer_changes_its_type_in_one_pass(shape, dtype, device, random):
     _, weight, bias, _ = (tensor.to(device) for tensor in made(1, shape[1], shape[0], random))
     num_rows, width = aligned(shape[0], dtype), aligned(shape[1], dtype)
-    changed, changed_bias = kernel._resized_layer(weight, bias, num_rows, width, dtype)
-    assert torch.equal(changed, kernel.resized(weight.to(dtype), num_rows, width, dtype))
+    changed, changed_bias = resize.resized_layer(weight, bias, num_rows, width, dtype)
+    assert torch.equal(changed, resize.resized(weight.to(dtype), num_rows, width, dtype))
     assert torch.equal(changed_bias, bias.to(dtype))
-    same, same_bias = kernel._resized_layer(changed, changed_bias, num_rows, width, dtype)
+    same, same_bias = resize.resized_layer(changed, changed_bias, num_rows, width, dtype)
     assert (same.data_ptr(), same_bias.data_ptr()) == (changed.data_ptr(), changed_bias.data_ptr())
 
 
@@ -179,9 +288,9 @@ def test_padded_rows_are_multiplied_as_they_are(num_inputs, num_outputs, device,
     inputs = [in_rows(x, aligned(num_inputs, x.dtype), 0.0), weight.clone(), bias.clone()]
     inputs = [tensor.detach().requires_grad_() for tensor in inputs]
     copied = []
-    original = kernel._copied
-    monkeypatch.setattr(kernel, "_copied", lambda *of: copied.append(of[0].shape[0]) or original(*of))
-    out = kernel.linear(*inputs, True, x.dtype, padded=True)
+    original = resize._copied
+    monkeypatch.setattr(resize, "_copied", lambda *of: copied.append(of[0].shape[0]) or original(*of))
+    out = ours(*inputs, True, padded=True)
     found = torch.autograd.grad(out, inputs, grad)
     assert x.shape[0] not in copied
     for our, their in zip((out, *found), expected, strict=True):
@@ -193,13 +302,12 @@ def test_what_is_between_other_rows_is_not_read(device, random):
     expected = run(ours, x, weight, bias, grad, True)
     for stride, padded in [(16, False), (15, True), (24, True)]:
         rows = in_rows(x, stride, float("nan")).requires_grad_()
-        out = kernel.linear(rows, weight, bias, True, x.dtype, padded=padded)
+        out = ours(rows, weight, bias, True, padded=padded)
         assert torch.equal(out, expected[0])
         assert torch.equal(torch.autograd.grad(out, rows, grad)[0], expected[1])
     half = in_rows(x.half(), 16, 0.0)  # of another type than is multiplied
-    torch.testing.assert_close(
-        kernel.linear(half, weight, bias, True, x.dtype, padded=True), expected[0], atol=0.01, rtol=0
-    )
+    out = kernel.layers(half, [weight, bias], [True], x.dtype, padded=True)
+    torch.testing.assert_close(out, expected[0], atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -208,7 +316,7 @@ def test_one_output_onto_another(dtype, device, random):
     onto = torch.randn(9, 1, generator=random).to(device).requires_grad_()
     alone = run(ours, x, weight, bias, grad, False)
     inputs = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
-    out = kernel.linear(*inputs, False, dtype, onto=onto)
+    out = ours(*inputs, False, onto=onto)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, alone[0] + onto, rtol=0, atol=4 * TOLERANCE[dtype])
     *found, grad_onto = torch.autograd.grad(out, [*inputs, onto], grad.float())
@@ -220,7 +328,7 @@ def test_one_output_onto_another(dtype, device, random):
 def test_onto_of_a_type_that_is_not_the_answers(device, random):
     x, weight, bias, grad = (tensor.to(device) for tensor in made(9, 16, 1, random))
     onto = torch.randn(9, 1, generator=random).half().to(device).requires_grad_()
-    out = kernel.linear(x, weight, bias, False, x.dtype, onto=onto)
+    out = ours(x, weight, bias, False, onto=onto)
     torch.testing.assert_close(out, ours(x, weight, bias, False) + onto)
     assert torch.equal(torch.autograd.grad(out, onto, grad)[0], grad.half())
 
@@ -231,7 +339,7 @@ def test_onto_anything(any_device, random):
         x, weight, bias, grad = (tensor.to(any_device) for tensor in made(6, 13, num_outputs, random))
         onto = torch.randn(shape, generator=random).to(any_device)
         found = run(lambda *given, to=onto: linear(*given, onto=to), x, weight, bias, grad, relu)
-        expected = run(lambda *given, to=onto: reference.linear(*given) + to, x, weight, bias, grad, relu)
+        expected = run(lambda *given, to=onto: plain(*given) + to, x, weight, bias, grad, relu)
         for our, their in zip(found, expected, strict=True):
             torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-5)
 
@@ -285,7 +393,7 @@ def test_any_shape(shape, num_outputs, random, any_device):
     _, weight, bias, _ = made(1, 13, num_outputs, random)
     x = torch.randn(*shape, generator=random)
     grad = torch.randn(*shape[:-1], num_outputs, generator=random)
-    expected = run(reference.linear, x, weight, bias, grad, True)
+    expected = run(plain, x, weight, bias, grad, True)
     found = run(linear, *(tensor.to(any_device) for tensor in (x, weight, bias, grad)), True)
     for our, their in zip(found, expected, strict=True):
         torch.testing.assert_close(our.cpu(), their, rtol=1e-4, atol=1e-5)
@@ -307,9 +415,9 @@ def test_wrong_shapes_and_types_are_refused(any_device, random):
 @pytest.mark.gpu
 def test_double_precision_is_torchs(random):
     x, weight, bias, _ = (tensor.double().cuda() for tensor in made(4, 13, 16, random))
-    assert torch.equal(linear(x, weight, bias, True), reference.linear(x, weight, bias, True))
+    assert torch.equal(linear(x, weight, bias, True), plain(x, weight, bias, True))
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert linear(x, weight, bias, True).dtype == reference.linear(x, weight, bias, True).dtype
+        assert linear(x, weight, bias, True).dtype == plain(x, weight, bias, True).dtype
 
 
 @both

@@ -8,11 +8,11 @@ from typing import TypeGuard
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from hotrows.ops.linear import linear as linear_op
+from hotrows.ops.linear import Layer, linear_layers
 
 
 class MLP(nn.Sequential):
-    """A sequence in which a linear layer and the ReLU after it are one operation, unless someone looks in between."""
+    """A sequence in which linear layers and their ReLUs are one operation, unless someone looks in between."""
 
     def forward(self, input: Tensor, padded: bool = False, onto: Tensor | None = None) -> Tensor:
         """What the layers make of the input, and `onto` added to it.
@@ -21,20 +21,21 @@ class MLP(nn.Sequential):
             padded: `ops.linear` may take what is between the input's rows for zeros.
             onto: of the answer's shape.
         """
-        layers = list(self)
+        modules = list(self)
         place = 0
-        while place < len(layers):
-            layer = layers[place]
-            if is_plain_linear(layer):
-                relu = place + 1 < len(layers) and is_plain(layers[place + 1], nn.ReLU)
+        while place < len(modules):
+            layers, start = [], place
+            while place < len(modules) and is_plain_linear(module := modules[place]):
+                relu = place + 1 < len(modules) and is_plain(modules[place + 1], nn.ReLU)
+                layers.append(Layer(module.weight, module.bias, relu))
                 place += 2 if relu else 1
-                last = onto if place == len(layers) else None
-                input = linear_op(input, layer.weight, layer.bias, relu, padded=padded, onto=last)
+            if layers:
+                last = onto if place == len(modules) else None
+                input = linear_layers(input, layers, padded=padded and start == 0, onto=last)
                 onto = None if last is not None else onto
             else:
-                input = layer(input)
+                input = modules[place](input)
                 place += 1
-            padded = False
         return input if onto is None else input + onto
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hotrows.ops.linear.padding import aligned, with_row_stride
+from hotrows.ops.tf32 import tf32_allowed
 
 # What may be tuned: benchmarks/micro/interact.py compares.
 FORWARD_SAMPLES = 1  # a program takes, one after the other
@@ -194,7 +195,7 @@ def interact(summary: Tensor | None, embedded: Tensor, dtype: torch.dtype) -> Te
 
 def _sizes(num_vectors: int, num_features: int, dim: int, dtype: torch.dtype, words_per_warp: int) -> dict[str, Any]:
     """What follows from the shapes alone, never from the batch: a sample's bits must not depend on it."""
-    ieee = dtype == torch.float32 and not _tf32_allowed()
+    ieee = dtype == torch.float32 and not tf32_allowed()
     padded = max(16, triton.next_power_of_2(num_vectors))  # 16 is the least that tl.dot takes
     words = max(16, min(triton.next_power_of_2(dim), _MOST_WORDS, _TILE // padded))
     num_warps = min(max(1, padded * max(padded, words) // words_per_warp), _MOST_WARPS)
@@ -208,9 +209,3 @@ def _sizes(num_vectors: int, num_features: int, dim: int, dtype: torch.dtype, wo
         "WORDS": min(words, _MOST_WORDS_IEEE) if ieee else words,
         "num_warps": num_warps,
     }
-
-
-@torch.compiler.assume_constant_result  # it cannot look inside, but compiles anew when the precision changes
-def _tf32_allowed() -> bool:
-    # not allow_tf32, which raises where the precision was set by its newer name
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"

@@ -1,10 +1,19 @@
-"""A linear layer and its ReLU in plain PyTorch."""
+"""Linear layers and their ReLUs in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn import functional
 
+if TYPE_CHECKING:
+    from hotrows.ops.linear import Layer
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, onto: Tensor | None = None) -> Tensor:
-    out = functional.linear(x, weight, bias)
-    out = functional.relu(out) if relu else out
-    return out if onto is None else out + onto
+
+def linear_layers(x: Tensor, layers: Sequence[Layer], onto: Tensor | None = None) -> Tensor:
+    for weight, bias, relu in layers:
+        x = functional.linear(x, weight, bias)
+        x = functional.relu(x) if relu else x
+    return x if onto is None else x + onto
