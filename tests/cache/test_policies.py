@@ -180,6 +180,33 @@ def test_upcoming_uses_against_a_list(batches: list[set[int]], window: int) -> N
         assert found.tolist() == expected
 
 
+@pytest.mark.parametrize(("most", "real"), [(1000, 100), (1000, 1000), (5000, 1)])
+def test_upcoming_uses_are_built_anew_without_waiting_for_counts(most: int, real: int) -> None:
+    """As announced by a ring: how many rows a batch has is known three announcements later."""
+    upcoming = UpcomingUses(torch.device("cpu"))
+    window, late = 16, 3
+    generations, num_rebuilt = [], 0
+    original = upcoming._make_room
+
+    def make_room(num_rows: int) -> None:
+        nonlocal num_rebuilt
+        num_rebuilt += 1
+        original(num_rows)
+
+    upcoming._make_room = make_room  # type: ignore[method-assign]
+    for number in range(400):
+        if number >= window:
+            upcoming.leave(number - window)
+        assert number < 2 * window or upcoming.has_room(most) or upcoming.makes_room(2 * most)
+        upcoming.expect(number, most)
+        assert upcoming._num_in_window + upcoming._most_erased <= upcoming._most_taken  # so a search ends
+        if number >= late:
+            upcoming.count(number - late, real)
+        generations.append(upcoming.generation)
+    assert generations[2 * window] == generations[-1], "it grows no more"
+    assert 0 < num_rebuilt < 60
+
+
 def test_counts_of_the_wrong_length_are_refused() -> None:
     for policy in (Frequency(torch.arange(20)), Lookahead(torch.arange(20))):
         with pytest.raises(ValueError, match="counts are given for 20 rows, but 30 rows share the cache"):

@@ -12,6 +12,8 @@ import torch
 import hotrows
 from hotrows.cache import fused, scan
 from hotrows.cache import ring as ring_module
+from hotrows.cache.group import RowGroup
+from hotrows.cache.policies import upcoming
 
 SIZES = {"a": 300, "b": 7}
 NUM_BATCHES = 14
@@ -388,6 +390,25 @@ def test_more_turns_than_there_are_numbers_for(monkeypatch):
     monkeypatch.setattr(ring_module, "NUM_TURNS", 3)
     batches = make_batches(12)
     same(train(batches, ring=True, cache=90, index="hash")[0], train(batches, ring=False, cache=90, index="hash")[0])
+
+
+@pytest.mark.parametrize(("party", "window", "times"), [(1, 7, 6), (4, 16, 12)])
+def test_no_wait_where_the_table_of_upcoming_rows_is_built_anew(party, window, times, monkeypatch):
+    for name, value in {"SMALLEST": 8, "ROOM": 1.5}.items():
+        monkeypatch.setattr(upcoming, name, value)
+    waited, built = [], []
+    count, make_room = RowGroup.count_announced, upcoming.UpcomingUses._make_room
+    monkeypatch.setattr(RowGroup, "count_announced", lambda self, wait: waited.append(wait) or count(self, wait))
+    monkeypatch.setattr(
+        upcoming.UpcomingUses, "_make_room", lambda self, num: built.append(len(waited)) or make_room(self, num)
+    )
+    batches = make_batches(8) * times
+    arguments = {"window": window, "cache": 150, "index": "hash"}
+    ours = train(batches, ring=True, party=party, **arguments)
+    monkeypatch.undo()
+    same(ours[0], train(batches, ring=False, **arguments)[0])
+    assert len(built) > 3
+    assert True not in waited[built[1] :]
 
 
 @pytest.mark.parametrize(("party", "window", "turn", "num_trained"), [(1, 7, 3, 2), (2, 7, 2, 2), (4, 13, 2, 4)])

@@ -162,6 +162,10 @@ class Ring:
         """Whether the next party can be announced without making a table larger or building it anew."""
         return self._upcoming is None or self._upcoming.has_room(self.party * self.num_lookups)
 
+    def makes_room(self) -> bool:
+        """Whether building the table anew is enough for the next party, and one that waits to be announced."""
+        return self._upcoming is None or self._upcoming.makes_room(2 * self.party * self.num_lookups)
+
     # -- in the planning lane -------------------------------------------------------------------------------------
 
     def prepare_announcement(self, ids: Sequence[Tensor], place: int, number: int) -> None:

@@ -75,7 +75,7 @@ class Seating:
             place = ring.next_place()
             if place in self._placed:
                 return None
-            if not ring.has_room():
+            if not ring.has_room() and not ring.makes_room():
                 self.flush_announcement()
                 group.count_announced(wait=True)  # so that the table is made as large as it must be, and no larger
             party = Party(place, group.next_number(), LateNumbers(ring.told_together[place]))

@@ -1,5 +1,7 @@
 """Which announced batches need a row: a hash table from row to a mask of 64 batches."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,19 +13,23 @@ NOT_NEEDED = 2**31 - 1
 SMALLEST = 1 << 12
 FULL = 0.75  # share of the cells that may be taken, erased ones counted
 ROOM = 2.5  # cells per taken one when the table is built anew
+UNCOUNTED = 4  # announced batches of which the host may not know yet how many rows they have
 
 
 class UpcomingUses:
     """The uses of rows by batches that were announced and have not come yet, at most 64 at a time.
 
     Costs memory in proportion to the rows in the window. Until the host has learned how many rows a batch has, the
-    length of its array is the estimate, from above.
+    length of its array is the estimate, from above. There is room for a few such batches besides, so that the table,
+    once it is large enough, is built anew without waiting for any count.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._in_window: dict[int, int] = {}  # batch → how many rows it has
         self._num_in_window = 0  # rows of all of them
+        self._uncounted: set[int] = set()  # those whose number of rows is an estimate
+        self._num_uncounted = 0  # rows of these
         self._most_erased = 0
         self.generation = 0  # how often its arrays were made anew
         # made by the first `add`, in the lane that will use it
@@ -46,12 +52,19 @@ class UpcomingUses:
         if not self.has_room(most_rows):
             with writable_state():
                 self._make_room(most_rows)
-        self._num_in_window += most_rows - self._in_window.get(number, 0)
+        self._forget(number)
+        self._num_in_window += most_rows
         self._in_window[number] = most_rows
+        self._num_uncounted += most_rows
+        self._uncounted.add(number)
 
     def has_room(self, num_rows: int) -> bool:
         """Whether so many rows more can be added without building the table anew."""
         return self._num_in_window + self._most_erased + num_rows <= self._most_taken
+
+    def makes_room(self, num_rows: int) -> bool:
+        """Whether so many rows more can be added if the table is built anew, as large as it is."""
+        return self._num_in_window + num_rows <= self._most_taken
 
     def arrays(self) -> tuple[Tensor, Tensor, int]:
         """Rows by cell, uses by cell, and the number of cells that are searched; valid for this generation."""
@@ -81,21 +94,38 @@ class UpcomingUses:
     def count(self, number: int, num_rows: int) -> None:
         """The host has learned how many rows batch `number` has."""
         if number in self._in_window:
-            self._num_in_window += num_rows - self._in_window[number]
+            self._forget(number)
+            self._num_in_window += num_rows
             self._in_window[number] = num_rows
 
     def leave(self, number: int) -> None:
         """Batch `number` is no longer ahead, if it was."""
+        self._most_erased += self._forget(number)
+
+    def _forget(self, number: int) -> int:
+        """How many rows batch `number` was said to have."""
         num_rows = self._in_window.pop(number, 0)
         self._num_in_window -= num_rows
-        self._most_erased += num_rows
+        if number in self._uncounted:
+            self._uncounted.remove(number)
+            self._num_uncounted -= num_rows
+        return num_rows
+
+    def _likely_in_window(self) -> float:
+        """Rows of all batches in the window, those that are not counted like the others."""
+        num_counted = len(self._in_window) - len(self._uncounted)
+        if num_counted == 0:
+            return self._num_in_window
+        return (self._num_in_window - self._num_uncounted) * len(self._in_window) / num_counted
 
     def _make_room(self, num_rows: int) -> None:
-        live = self._num_in_window + num_rows
-        wanted = max(SMALLEST, int(ROOM * live))
-        grows = wanted > self._keys.numel() - 1
+        live = self._likely_in_window() + num_rows
+        # that it is not soon full again, and has room whether batches are counted or not
+        with_uncounted = max(self._num_in_window + num_rows, live + UNCOUNTED * num_rows)
+        fewest = math.ceil(max(SMALLEST, ROOM * live, with_uncounted / FULL))
+        grows = fewest > self._keys.numel() - 1
         old_keys, old_uses = self._keys, self._uses
-        keys, uses = self._empty(2 * wanted if grows else old_keys.numel() - 1)
+        keys, uses = self._empty(max(fewest, int(2 * ROOM * live)) if grows else old_keys.numel() - 1)
         if old_keys.numel() > 0:
             rows = old_keys[:-1]
             num = torch.full((1,), rows.numel(), dtype=torch.int32, device=self._device)
