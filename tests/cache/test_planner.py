@@ -34,8 +34,8 @@ def test_every_lookup_has_the_slot_of_its_row() -> None:
 
 def test_counts() -> None:
     planner = make(4)
-    assert plan(planner, [1, 2, 2, 3], Placing.WHAT_FITS)[1] == Counts(4, 3, 0, 3, 3, 0, 0, 1)
-    assert plan(planner, [3, 4, 5], Placing.WHAT_FITS)[1] == Counts(3, 3, 1, 2, 2, 1, 0, 1)
+    assert plan(planner, [1, 2, 2, 3], Placing.WHAT_FITS)[1] == Counts(4, 3, 0, 3, 3, 0, 0, 1, 3)
+    assert plan(planner, [3, 4, 5], Placing.WHAT_FITS)[1] == Counts(3, 3, 1, 2, 2, 1, 0, 1, 3)
 
 
 def test_moves_say_who_leaves_and_who_comes() -> None:
@@ -82,5 +82,5 @@ def test_reading_places_nothing() -> None:
 def test_an_empty_batch() -> None:
     planner = make(3)
     made, counts = plan(planner, [], Placing.WHAT_FITS)
-    assert counts == Counts(0, 0, 0, 0, 0, 0, 0, 1)
+    assert counts == Counts(0, 0, 0, 0, 0, 0, 0, 1, 0)
     assert made.slots.numel() == 0

@@ -14,6 +14,7 @@ from hotrows.cache import fused, scan
 from hotrows.cache import ring as ring_module
 from hotrows.cache.group import RowGroup
 from hotrows.cache.policies import upcoming
+from hotrows.cache.policies.upcoming import UpcomingUses
 
 SIZES = {"a": 300, "b": 7}
 NUM_BATCHES = 14
@@ -394,21 +395,25 @@ def test_more_turns_than_there_are_numbers_for(monkeypatch):
 
 @pytest.mark.parametrize(("party", "window", "times"), [(1, 7, 6), (4, 16, 12)])
 def test_no_wait_where_the_table_of_upcoming_rows_is_built_anew(party, window, times, monkeypatch):
-    for name, value in {"SMALLEST": 8, "ROOM": 1.5}.items():
-        monkeypatch.setattr(upcoming, name, value)
+    monkeypatch.setattr(upcoming, "SMALLEST", 8)
     waited, built = [], []
-    count, make_room = RowGroup.count_announced, upcoming.UpcomingUses._make_room
+    count, leave, make_room = RowGroup.count_announced, UpcomingUses.leave, UpcomingUses._make_room
     monkeypatch.setattr(RowGroup, "count_announced", lambda self, wait: waited.append(wait) or count(self, wait))
-    monkeypatch.setattr(
-        upcoming.UpcomingUses, "_make_room", lambda self, num: built.append(len(waited)) or make_room(self, num)
-    )
+    monkeypatch.setattr(UpcomingUses, "_make_room", lambda self, num: built.append(len(waited)) or make_room(self, num))
     batches = make_batches(8) * times
     arguments = {"window": window, "cache": 150, "index": "hash"}
-    ours = train(batches, ring=True, party=party, **arguments)
-    monkeypatch.undo()
-    same(ours[0], train(batches, ring=False, **arguments)[0])
+    expected = train(batches, ring=False, **arguments)[0]
+    waited.clear()
+    built.clear()
+    same(train(batches, ring=True, party=party, **arguments)[0], expected)
+    assert len(built) < 4, "next to no erased cell is left"
+    # as if each row that goes left one
+    monkeypatch.setattr(UpcomingUses, "leave", lambda self, number, num_erased=None: leave(self, number))
+    waited.clear()
+    built.clear()
+    same(train(batches, ring=True, party=party, **arguments)[0], expected)
     assert len(built) > 3
-    assert True not in waited[built[1] :]
+    assert True not in waited[built[2] :]
 
 
 @pytest.mark.parametrize(("party", "window", "turn", "num_trained"), [(1, 7, 3, 2), (2, 7, 2, 2), (4, 13, 2, 4)])

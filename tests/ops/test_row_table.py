@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from hotrows.ops.row_table import BARRED, EMPTY, ERASED, kernel, reference
 from hotrows.ops.rows import NO_ROW
@@ -86,3 +88,44 @@ def test_only_the_counted_rows(num_rows, count, device, random):
     found = kernel.find(keys, rows.to(device), counted(count // 2).to(device)).cpu()
     assert torch.equal(found[: count // 2], cells[: count // 2])
     assert bool((found[count // 2 :] == -1).all())
+
+
+@triton.jit
+def _erase(keys, rows, left, num_rows, num_cells, BLOCK: tl.constexpr):  # noqa: N803
+    """Every row is searched for and erased, by programs that do not wait for each other, as `plan` does."""
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + position, mask=position < num_rows, other=-1)
+    cell = kernel.find_cells(keys, row, row >= 0, num_cells)
+    erased = kernel.erase_cells(keys, cell, row >= 0, num_cells)
+    tl.store(left + position, erased.to(tl.int32), mask=position < num_rows)
+
+
+@pytest.mark.parametrize(("num_cells", "most"), [(7, 6), (61, 55), (512, 300), (4096, 700)])
+def test_what_is_erased_is_mostly_empty_again(num_cells, most, device, random):
+    """Rows come and go; those that are there are always found, and no more cells are erased than is said."""
+    keys = empty_table(num_cells).to(device)
+    names = some_rows(4 * most, random)
+    there: set[int] = set()
+    num_erased, num_gone = 0, 0
+    for turn in range(12):
+        coming = [row for row in names[torch.randperm(names.numel(), generator=random)].tolist() if row not in there]
+        coming = coming[: most - num_erased - len(there)]
+        if coming:
+            rows = torch.tensor(coming, device=device)
+            kernel.insert(keys, rows, counted(len(coming)).to(device))
+            there.update(coming)
+        going = sorted(there)[turn % 3 :: 2]
+        rows, left = torch.tensor(going, device=device), torch.zeros(len(going), dtype=torch.int32, device=device)
+        if going:
+            _erase[(triton.cdiv(len(going), 64),)](keys, rows, left, len(going), num_cells, BLOCK=64, num_warps=1)
+            there.difference_update(going)
+        num_erased += int(left.sum())
+        num_gone += len(going)
+        assert int((keys[:-1] == ERASED).sum()) <= num_erased
+        assert sorted(keys[keys >= 0].tolist()) == sorted(there)
+        asked = torch.tensor([*there, *going], device=device)
+        found = kernel.find(keys, asked, counted(asked.numel()).to(device)).cpu()
+        assert bool((found[: len(there)] >= 0).all())
+        assert bool((found[len(there) :] == -1).all())
+    assert num_gone > 0
+    assert num_cells < 4096 or num_erased < num_gone / 4

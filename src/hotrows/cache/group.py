@@ -320,7 +320,7 @@ class RowGroup:
         flight = self._unsettled.popleft()
         counts = flight.counts = Counts(*flight.late.get())
         self.planner.settle(flight.plan, counts, flight.placing)
-        lookups, unique, hits, misses, placed, evictions, overflow, fits = counts
+        lookups, unique, hits, misses, placed, evictions, overflow, fits, _ = counts
         stats, record_bytes = self.stats, self._record_bytes
         stats.bytes_in += (placed + overflow) * record_bytes
         stats.bytes_out += evictions * record_bytes

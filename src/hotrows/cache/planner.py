@@ -38,6 +38,7 @@ class Counts(NamedTuple):
     evictions: int
     overflow: int  # misses that were given a place in the overflow buffer
     fits: int  # 0 where an all-or-nothing plan changed nothing
+    erasures: int  # rows of which the policy has forgotten that they were announced, but which still take room, at most
 
 
 @dataclass(slots=True)
@@ -175,6 +176,7 @@ class Planner:
                 (move_out >= 0).sum(dtype=torch.int32),
                 num_overflow[0],
                 fits.int(),
+                distinct.num[0],
             ]
         )
         return Plan(
@@ -203,7 +205,7 @@ class Planner:
         if plan.index_generation == self.index.generation:
             self.index.replaced(counts.evictions, plan.most_moves)
         if plan.number is not None and counts.fits and self.policy.looks_ahead:
-            self.policy.came(plan.number)
+            self.policy.came(plan.number, counts.erasures)
 
     def _find(self, distinct: Distinct) -> tuple[Tensor, Tensor]:
         rows = distinct.rows[: filled(distinct.rows, distinct.num)]

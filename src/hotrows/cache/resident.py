@@ -53,7 +53,7 @@ class ResidentPlanner:
             overflow_slots=row_slots[:0],
             overflow_rows=rows[:0],
             num_overflow=none,
-            counts=torch.cat([lookups, distinct.num, distinct.num, none, none, none, none, one]),
+            counts=torch.cat([lookups, distinct.num, distinct.num, none, none, none, none, one, none]),
             index_generation=0,
             most_moves=0,
             looked_at_all=True,

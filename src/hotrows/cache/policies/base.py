@@ -58,8 +58,8 @@ class Policy(ABC):
     def counted(self, number: int, num_rows: int) -> None:
         """The host has learned how many rows an announced batch has."""
 
-    def came(self, number: int) -> None:
-        """An announced batch was planned for good."""
+    def came(self, number: int, num_erased: int) -> None:
+        """An announced batch was planned for good; `num_erased` as in `Counts`."""
 
     def withdraw(self, rows: Tensor, slots: Tensor, num: Tensor, number: int) -> None:
         """An announced batch will not come; arguments as for `announce`."""

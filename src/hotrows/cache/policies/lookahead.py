@@ -65,8 +65,8 @@ class Lookahead(Policy):
     def counted(self, number: int, num_rows: int) -> None:
         self.upcoming.count(number, num_rows)
 
-    def came(self, number: int) -> None:
-        self.upcoming.leave(number)
+    def came(self, number: int, num_erased: int) -> None:
+        self.upcoming.leave(number, num_erased)
 
     def access(self, access: Access) -> None:
         if self._ranking is None:

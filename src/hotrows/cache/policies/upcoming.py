@@ -98,9 +98,14 @@ class UpcomingUses:
             self._num_in_window += num_rows
             self._in_window[number] = num_rows
 
-    def leave(self, number: int) -> None:
-        """Batch `number` is no longer ahead, if it was."""
-        self._most_erased += self._forget(number)
+    def leave(self, number: int, num_erased: int | None = None) -> None:
+        """Batch `number` is no longer ahead, if it was.
+
+        Args:
+            num_erased: cells that it has left neither taken nor empty; without it, one for each of its rows.
+        """
+        num_rows = self._forget(number)
+        self._most_erased += num_rows if num_erased is None else num_erased
 
     def _forget(self, number: int) -> int:
         """How many rows batch `number` was said to have."""

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from hotrows.ops.row_table import ERASED
-from hotrows.ops.row_table.kernel import find_cells, insert_cells
+from hotrows.ops.row_table.kernel import erase_cells, find_cells, insert_cells
 from hotrows.ops.rows import NO_ROW, NO_SLOT
 
 _ERASED, _NO_ROW, _NO_SLOT = tl.constexpr(ERASED), tl.constexpr(NO_ROW), tl.constexpr(NO_SLOT)
@@ -30,7 +30,8 @@ ALIGNED = tl.constexpr(4)  # numbers from one seat's count to the next: aligned 
 # Numbers that the kernels of one plan add up, int32, zero before.
 MISSES = tl.constexpr(0)
 EVICTIONS = tl.constexpr(1)
-NUM_SUMS = 2
+ERASURES = tl.constexpr(2)
+NUM_SUMS = 4  # of which the last is none: what is behind them is aligned
 
 BLOCK = 64  # with one warp, so that a slow search in a hash table holds up few others
 NUM_WARPS = 1
@@ -249,8 +250,8 @@ def place(
             uses = tl.load(up_uses + needed, mask=known, other=0).to(tl.uint64, bitcast=True)
             uses = (uses | _bit(number)) ^ _bit(number)
             tl.store(up_uses + needed, uses.to(tl.int64, bitcast=True), mask=known)
-            over = known & (uses == 0)
-            tl.store(up_keys + needed, tl.full([BLOCK], _ERASED, tl.int64), mask=over)
+            erased = erase_cells(up_keys, needed, known & (uses == 0), num_up_cells)
+            tl.atomic_add(sums + ERASURES, tl.sum(erased.to(tl.int32), 0), sem="relaxed")
             soon = NEEDED - _next_use(tl.where(uses == 0, tl.full([BLOCK], 1, tl.uint64), uses), number + 1)
             tl.store(priority + slot, tl.where(uses == 0, frequent, soon), mask=inside)
         block += tl.num_programs(0)
@@ -316,11 +317,13 @@ def spread(
     if tl.program_id(0) == 0:
         misses = tl.zeros([], tl.int32)
         evictions = tl.zeros([], tl.int32)
+        erasures = tl.zeros([], tl.int32)
         fits = tl.full([], 1, tl.int32)
         if planned_slots is not None:
             leads = (part == 0).to(tl.int32)  # the first part has the counts of the moves of all
             misses = tl.load(sums + MISSES)
             evictions = tl.load(sums + EVICTIONS) * leads
+            erasures = tl.load(sums + ERASURES) * leads
             fits = (misses <= tl.sum(tl.load(evictable + tl.arange(0, 256)), 0)).to(tl.int32)
             tl.store(num_to_move, misses * fits, mask=leads > 0)
             misses *= leads
@@ -334,3 +337,4 @@ def spread(
         tl.store(counts + 5, evictions)
         tl.store(counts + 6, 0)
         tl.store(counts + 7, fits)
+        tl.store(counts + 8, erasures)

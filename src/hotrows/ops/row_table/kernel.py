@@ -58,6 +58,18 @@ def insert_cells(keys, row, searching, position, num_cells):
     return answer
 
 
+@triton.jit
+def erase_cells(keys, cell, erasing, num_cells):
+    """Whether an erased cell is left of each of these; most can be empty again. Not while others insert.
+
+    Behind an empty cell no search goes on, so none needs the cell before it either.
+    """
+    follower = tl.load(keys + _next_cell(cell, num_cells), mask=erasing, other=_EMPTY)
+    left = erasing & (follower != _EMPTY)
+    tl.store(keys + cell, tl.where(left, _ERASED, _EMPTY).to(tl.int64), mask=erasing)
+    return left
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_cells"])
 def _find(keys, rows, num, cells, num_rows, num_cells, BLOCK: tl.constexpr):
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
