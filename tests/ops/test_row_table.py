@@ -90,6 +90,24 @@ def test_only_the_counted_rows(num_rows, count, device, random):
     assert bool((found[count // 2 :] == -1).all())
 
 
+@pytest.mark.parametrize(("num_cells", "count"), [(2, 0), (2, 1), (13, 12), (5000, 1000)])
+def test_built_anew(num_cells, count, device, random):
+    rows = some_rows(count, random)
+    rows[::5] = NO_ROW
+    for build, where in [(kernel.build, device), (reference.build, torch.device("cpu"))]:
+        keys, position_at = torch.full((num_cells + 1,), 77), torch.full((num_cells + 1,), 88, dtype=torch.int32)
+        cell_of = torch.full((count + 1,), 99, dtype=torch.int32)
+        keys, position_at, cell_of, given = (tensor.to(where) for tensor in (keys, position_at, cell_of, rows))
+        build(keys, position_at, cell_of, given)
+        keys, position_at, cell_of = keys.cpu(), position_at.cpu(), cell_of.cpu()
+        assert (int(keys[-1]), int(cell_of[-1])) == (BARRED, 99)
+        assert torch.equal(cell_of[:-1].long(), reference.find(keys, rows, counted(count)))
+        there = rows >= 0
+        assert torch.equal(position_at[cell_of[:-1][there].long()].long(), torch.nonzero(there).squeeze(1))
+        assert int((position_at == -1).sum()) == int((keys < 0).sum()) == num_cells + 1 - int(there.sum())
+        assert bool((keys[:-1][keys[:-1] < 0] == EMPTY).all())
+
+
 @triton.jit
 def _erase(keys, rows, left, num_rows, num_cells, BLOCK: tl.constexpr):  # noqa: N803
     """Every row is searched for and erased, by programs that do not wait for each other, as `plan` does."""

@@ -63,15 +63,6 @@ class HashIndex(Index):
 
     def rebuild(self) -> None:
         """Build the table from the slots, without erased cells. Costs as much as the cache is large."""
-        self.keys.fill_(row_table.EMPTY)
-        self.keys[-1:].fill_(row_table.BARRED)
-        self.slot_at.fill_(NO_SLOT)
-        rows = self.slots.row[: self.slots.num]
-        num = torch.full((1,), self.slots.num, dtype=torch.int32, device=rows.device)
-        cells = row_table.insert(self.keys, rows, num)
-        slots = torch.arange(self.slots.num, dtype=torch.int32, device=rows.device)
-        present = cells >= 0
-        self.slot_at[torch.where(present, cells, self.num_cells)] = torch.where(present, slots, NO_SLOT)
-        self.cell_of[:-1] = cells.int()
+        row_table.build(self.keys, self.slot_at, self.cell_of, self.slots.row[: self.slots.num])
         self._erased = self._most_pending = 0
         self.generation += 1

@@ -33,3 +33,18 @@ def insert(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
 
         return kernel.insert(keys, rows, num)
     return reference.insert(keys, rows, num)
+
+
+def build(keys: Tensor, position_at: Tensor, cell_of: Tensor, rows: Tensor) -> None:
+    """Make the table anew, of distinct rows and nothing else.
+
+    Args:
+        position_at: int32 [M + 1], for each cell where its row is in `rows`, -1 where it has none.
+        cell_of: int32, longer than `rows`: for each of these its cell, -1 for NO_ROW.
+    """
+    if keys.is_cuda:
+        from hotrows.ops.row_table import kernel
+
+        kernel.build(keys, position_at, cell_of, rows)
+    else:
+        reference.build(keys, position_at, cell_of, rows)

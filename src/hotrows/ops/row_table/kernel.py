@@ -10,6 +10,7 @@ from hotrows.ops.row_table import BARRED, EMPTY, ERASED
 _EMPTY, _ERASED, _BARRED = tl.constexpr(EMPTY), tl.constexpr(ERASED), tl.constexpr(BARRED)
 # One warp, so that 'has every row arrived?' is answered without a barrier and a slow row holds up few others.
 _BLOCK, _NUM_WARPS = 64, 1
+_CLEARED = 2048  # cells that a program clears
 
 
 @triton.jit
@@ -84,6 +85,22 @@ def _insert(keys, rows, num, cells, num_rows, num_cells, BLOCK: tl.constexpr):
     tl.store(cells + position, insert_cells(keys, row, row >= 0, position, num_cells), mask=position < num_rows)
 
 
+@triton.jit(do_not_specialize=["num_cells"])
+def _clear(keys, position_at, num_cells, BLOCK: tl.constexpr):
+    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(keys + cell, tl.where(cell == num_cells, _BARRED, _EMPTY).to(tl.int64), mask=cell <= num_cells)
+    tl.store(position_at + cell, tl.full([BLOCK], -1, tl.int32), mask=cell <= num_cells)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_cells"])
+def _build(keys, position_at, cell_of, rows, num_rows, num_cells, BLOCK: tl.constexpr):
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + position, mask=position < num_rows, other=-1)
+    cell = insert_cells(keys, row, row >= 0, position, num_cells)
+    tl.store(position_at + cell, position.to(tl.int32), mask=cell >= 0)
+    tl.store(cell_of + position, cell.to(tl.int32), mask=position < num_rows)
+
+
 def find(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
     cells = torch.empty_like(rows)
     if rows.numel():
@@ -98,3 +115,11 @@ def insert(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
         grid = (triton.cdiv(rows.numel(), _BLOCK),)
         _insert[grid](keys, rows, num, cells, rows.numel(), keys.numel() - 1, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
     return cells
+
+
+def build(keys: Tensor, position_at: Tensor, cell_of: Tensor, rows: Tensor) -> None:
+    num_cells = keys.numel() - 1
+    _clear[(triton.cdiv(keys.numel(), _CLEARED),)](keys, position_at, num_cells, BLOCK=_CLEARED)
+    if rows.numel():
+        grid = (triton.cdiv(rows.numel(), _BLOCK),)
+        _build[grid](keys, position_at, cell_of, rows, rows.numel(), num_cells, BLOCK=_BLOCK, num_warps=_NUM_WARPS)

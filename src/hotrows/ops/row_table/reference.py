@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hotrows.ops.rows import filled
 
-EMPTY, ERASED = -1, -2
+EMPTY, ERASED, BARRED = -1, -2, -3
 
 
 def mix(x: Tensor) -> Tensor:
@@ -58,3 +58,12 @@ def insert(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
         position, wanted = position[~won], wanted[~won]
         cell = (cell[~won] + 1) % num_cells
     return cells
+
+
+def build(keys: Tensor, position_at: Tensor, cell_of: Tensor, rows: Tensor) -> None:
+    keys[:-1], keys[-1] = EMPTY, BARRED
+    position_at.fill_(-1)
+    cells = insert(keys, rows, torch.tensor([rows.numel()], dtype=torch.int32))
+    present = torch.nonzero(cells >= 0).squeeze(1)
+    position_at[cells[present]] = present.int()
+    cell_of[: rows.numel()] = cells.int()
