@@ -80,8 +80,11 @@ def ints(*shape: int) -> Tensor:
 def rows_and_moves() -> None:
     num = ints(1)
     rows = torch.arange(BATCH)
+    row_table.build(torch.zeros(200, dtype=torch.int64), ints(200), ints(BATCH + 1), rows)
     for words in (DIM, 3 * DIM):
-        swap.swap(torch.zeros(50, words), torch.zeros(90, words), Moves(ints(BATCH), rows, rows, num))
+        for has_clusters in (False, True):
+            swap._has_clusters = lambda _cache, has=has_clusters: has
+            swap.swap(torch.zeros(50, words), torch.zeros(90, words), Moves(ints(BATCH), rows, rows, num))
     keys = torch.full((101,), -1)
     row_table.find(keys, rows, num)
     row_table.insert(keys, rows, num)

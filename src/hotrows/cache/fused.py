@@ -182,9 +182,7 @@ class FusedPlanner:
             if places.parts > 1:
                 self._row_slots = torch.zeros(1, self.num_lookups, dtype=torch.int32, device=device)
             rows = torch.zeros(2, self.num_lookups, dtype=torch.int64, device=device)
-            self.moves = Moves(
-                torch.zeros_like(self._found), rows[0], rows[1], self._numbers.new_zeros(1), self._lookups_each
-            )
+            self.moves = Moves(torch.zeros_like(self._found), rows[0], rows[1], self._numbers.new_zeros(1))
 
     def turn(self, ids: Tensor | None, announces: bool, plans: bool) -> None:
         """Announce a party of these ids, and plan another one, all or nothing: where the host's numbers say.

@@ -2,23 +2,25 @@
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops.swap.moves import Moves
 
-# Few programs with many bytes in flight each: a matrix product wants the whole register file of every multiprocessor,
-# and would wait for each one that is taken. Slower moves cost nothing as long as they take less time than a step, which
-# grows with the lookups: one program moves a few words, each way, in the time that a lookup trains.
-_MOST_PROGRAMS = 16
-_FEWEST_PROGRAMS = 3
-# Beside a small batch, whose kernels are short and many, it counts for more that moves are soon done: where one kernel
-# ends, the next waits for what others have written to host memory.
-_FEWEST_IF_SMALL, _SMALL = 4, 1 << 18  # lookups
-_WORDS_PER_LOOKUP = 2.6  # that a program has the time for
+# Few multiprocessors with many bytes in flight each: a matrix product wants the whole register file of every one, and
+# would wait for each that is taken. Slower moves cost nothing as long as they take less time than a step, which grows
+# with the lookups: a multiprocessor moves a few words, each way, in the time that a lookup trains.
+_WORDS_PER_LOOKUP = 2.6
+# A matrix product's programs come in pairs, on the two multiprocessors of a unit: where moves have one of these, the
+# other is lost to the product too. So moves take both. Which are one unit, the device knows if programs are clusters.
+_PAIR = 2
+_CLUSTERS_FROM = 9  # compute capability
+_FEWEST_ALONE = 3  # where there are no clusters
+_MOST = 16  # multiprocessors
 _NUM_WARPS = 32
-_TILE = 16384  # words at a time and program, each way
+_TILE = 16384  # words at a time and multiprocessor, each way
 _MOST_WORDS = 512  # of a record at a time
 
 
@@ -56,12 +58,16 @@ def swap(cache: Tensor, store: Tensor, moves: Moves) -> None:
     most = moves.slots.numel()
     if most == 0:
         return
+    pair = _PAIR if _has_clusters(cache) else 1
     words = min(triton.next_power_of_2(num_words), _MOST_WORDS)
-    at_once = _TILE // words  # as many words as threads at the least, so that each is moved by one alone
-    grid = (min(triton.cdiv(most, at_once), _MOST_PROGRAMS),)
-    num_lookups = most if moves.lookups is None else moves.lookups
-    fewest = _FEWEST_IF_SMALL if num_lookups <= _SMALL else _FEWEST_PROGRAMS
+    at_once = pair * _TILE // words  # as many words as threads at the least, so that each is moved by one alone
+    grid = (min(triton.cdiv(most, at_once), max(1, _MOST // pair)),)
     _swap[grid](
-        cache, store, moves.slots, moves.rows_out, moves.rows_in, moves.num, math.ceil(_WORDS_PER_LOOKUP * most),
-        W=num_words, MOVES=at_once, WORDS=words, FEWEST=fewest, num_warps=_NUM_WARPS,
+        cache, store, moves.slots, moves.rows_out, moves.rows_in, moves.num, math.ceil(pair * _WORDS_PER_LOOKUP * most),
+        W=num_words, MOVES=at_once, WORDS=words, FEWEST=1 if pair > 1 else _FEWEST_ALONE,
+        num_warps=_NUM_WARPS, num_ctas=pair,
     )  # fmt: skip
+
+
+def _has_clusters(cache: Tensor) -> bool:
+    return cache.is_cuda and torch.cuda.get_device_capability(cache.device)[0] >= _CLUSTERS_FROM

@@ -16,4 +16,3 @@ class Moves(NamedTuple):
     rows_out: Tensor  # int64 [K]
     rows_in: Tensor  # int64 [K]
     num: Tensor  # int32 [1], how many of the K there are
-    lookups: int | None = None  # of a batch that trains meanwhile, None for K
