@@ -393,6 +393,27 @@ def test_more_turns_than_there_are_numbers_for(monkeypatch):
     same(train(batches, ring=True, cache=90, index="hash")[0], train(batches, ring=False, cache=90, index="hash")[0])
 
 
+@parties
+def test_no_row_of_a_bad_batch_stays_announced(party):
+    """Nine batches in parties, the last one bad and alone in its own, in a loop that is left before."""
+    bags = hotrows.EmbeddingBagCollection(
+        [hotrows.Table("a", 600)], 4, cache=300, index="hash", optimizer=hotrows.optim.SGD(lr=0.1)
+    )
+    (group,) = bags.groups
+    group.uses_ring, group.seating.party_size = True, party
+    random = torch.Generator().manual_seed(0)
+    batches = [torch.randint(600, (12, 1), generator=random) for _ in range(9)]
+    batches[8][0, 0] = 600
+    for place, ids in enumerate(hotrows.lookahead(batches, bags, depth=2, window=12, ids=lambda b: b)):
+        (bags(ids) ** 2).sum().backward()
+        if place == 1:
+            break
+    group.settle_all()
+    table = group.planner.policy.upcoming
+    assert table._num_in_window == 0
+    assert not (table.arrays()[0] >= 0).any()
+
+
 @pytest.mark.parametrize(("party", "window", "times"), [(1, 7, 6), (4, 16, 12)])
 def test_no_wait_where_the_table_of_upcoming_rows_is_built_anew(party, window, times, monkeypatch):
     monkeypatch.setattr(upcoming, "SMALLEST", 8)

@@ -1,9 +1,11 @@
 """A linear layer and its ReLU: kernels, forward and gradients, against the reference in double precision."""
 
 import ctypes
+import gc
 import itertools
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -235,6 +237,48 @@ def test_only_some_parameters_of_several_layers(device, random):
         kernel.layers(tensors[0], tensors[1:], relus, x.dtype).backward(grad)
         assert [tensor.grad is not None for tensor in tensors] == [i == place for i in range(7)]
         torch.testing.assert_close(tensors[place].grad, whole[place])
+
+
+def alive_at_each_product(monkeypatch, name, tensor_of):
+    """Appends, whenever this function of the kernel is called, how many of these tensors of earlier calls are alive."""
+    found, seen = [], []
+    original = getattr(kernel, name)
+
+    def watched(*arguments):
+        gc.collect()
+        found.append(sum(reference() is not None for reference in seen))
+        answer = original(*arguments)
+        seen.append(weakref.ref(tensor_of(arguments, answer)))
+        return answer
+
+    monkeypatch.setattr(kernel, name, watched)
+    return found
+
+
+def test_without_gradients_nothing_is_kept(device, random, monkeypatch):
+    given = several([16, 24, 24, 24, 24, 8], random, device)
+    x = torch.randn(9, 16, generator=random).to(device)
+    found = alive_at_each_product(monkeypatch, "_multiplied", lambda _arguments, answer: answer[2])
+    with torch.no_grad():
+        kernel.layers(x, given, [True] * 5, x.dtype)
+    assert found == [0, 1, 1, 1, 1]
+    found.clear()
+    kernel.layers(x, [tensor.detach() for tensor in given], [True] * 5, x.dtype)
+    assert found[1:] == [1, 1, 1, 1]
+    for tensor in given[:6]:
+        tensor.requires_grad_(False)
+    out = kernel.layers(x, given, [True] * 5, x.dtype)
+    assert [tensor is not None for tensor in out.grad_fn.saved_tensors[:5]] == [False, False, False, True, True]
+    expected = torch.autograd.grad(out.sum(), given[6:])
+    assert all(tensor.isfinite().all() for tensor in expected)
+
+
+def test_the_backward_pass_lets_go_of_what_is_done_with(device, random, monkeypatch):
+    given = several([16, 24, 24, 24, 24, 1], random, device)
+    out = kernel.layers(torch.randn(9, 16, generator=random).to(device), given, [True] * 4 + [False], torch.float32)
+    found = alive_at_each_product(monkeypatch, "_grad_weight", lambda arguments, _answer: arguments[1].x)
+    out.backward(torch.ones_like(out))
+    assert found == [0, 1, 1, 1]  # that above, whose ReLU is undone by it
 
 
 def test_backward_again_where_the_graph_is_kept(device, random):

@@ -191,9 +191,11 @@ class Seating:
         members, number, party.number = party.members, party.number, None
         rows, num = ring.places.rows_together(party.place)
         together = request.distinct._replace(rows=rows, num=num)
-        if len(members) == 1:
-            request.number = number  # under which it still is announced
-        withdrawn = None if len(members) == 1 else number
+        # Under which it still is announced. Not where there are parties: of a bad batch these have announced more rows.
+        keeps_number = ring.party == 1
+        if keeps_number:
+            request.number = number
+        withdrawn = None if keeps_number else number
 
         def work() -> None:
             if withdrawn is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hotrows.cache.indexes.base import Index
 from hotrows.cache.lanes import writable_state
 from hotrows.cache.slots import Slots
+from hotrows.cache.uninterrupted import uninterrupted
 from hotrows.ops import row_table
 from hotrows.ops.rows import NO_SLOT
 
@@ -53,7 +54,7 @@ class HashIndex(Index):
         num = self.slots.num
         most = most_replaced if most_replaced < num else num  # `min` takes longer
         if self._erased > num // 2 or self._erased + self._most_pending + most > MOST_ERASED * num:
-            with writable_state():
+            with uninterrupted(), writable_state():
                 self.rebuild()
         self._most_pending += most
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.lanes import writable_state
+from hotrows.cache.uninterrupted import uninterrupted
 from hotrows.ops import row_table
 
 WINDOW_LIMIT = 64  # batches in one mask
@@ -50,7 +51,7 @@ class UpcomingUses:
         """Make room for batch `number` with at most so many rows."""
         assert len(self._in_window) < WINDOW_LIMIT
         if not self.has_room(most_rows):
-            with writable_state():
+            with uninterrupted(), writable_state():
                 self._make_room(most_rows)
         self._forget(number)
         self._num_in_window += most_rows

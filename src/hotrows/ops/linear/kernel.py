@@ -22,7 +22,7 @@ from hotrows.ops.tf32 import tf32_allowed
 TURN_GRADIENT = (1024, 448, 448)
 TURN_WEIGHT = (8192, 256, 256)
 
-_FIRST = 5  # argument of the operation that is a layer's parameter
+_FIRST = 6  # argument of the operation that is a layer's parameter
 
 
 class _Layer(NamedTuple):
@@ -52,7 +52,10 @@ class _Layer(NamedTuple):
 
 
 class _Layers(torch.autograd.Function):
-    """Keeps what was multiplied, mostly what the layer before has answered, and the last answer if a ReLU made it."""
+    """Keeps what was multiplied, mostly what the layer before has answered, and the last answer if a ReLU made it.
+
+    Nothing where there will be no backward pass (`keeps`), and nothing of layers that it does not come to.
+    """
 
     @staticmethod
     def forward(
@@ -62,6 +65,7 @@ class _Layers(torch.autograd.Function):
         relus: Sequence[bool],
         dtype: torch.dtype,
         padded: bool,
+        keeps: bool,
         *parameters: Tensor,
     ) -> Tensor:
         weights, biases = parameters[::2], parameters[1::2]
@@ -69,16 +73,19 @@ class _Layers(torch.autograd.Function):
         ctx.padded, ctx.relus, ctx.dtype = whole is not None, relus, dtype
         ctx.x_dtype, ctx.onto_dtype = x.dtype, None if onto is None else onto.dtype
         ctx.shapes, ctx.dtypes = [weight.shape for weight in weights], [tensor.dtype for tensor in parameters]
+        ctx.lowest = _lowest(ctx.needs_input_grad) if keeps else len(relus)
         out = x if whole is None else whole
-        inputs, multiplied = [], []
+        inputs: list[Tensor | None] = []
+        multiplied: list[Tensor | None] = []
         for place, (weight, bias, relu) in enumerate(zip(weights, biases, relus, strict=True)):
             if weight.shape[0] == 1:
-                x, weight = out.contiguous(), weight.contiguous()
-                out = one_output.forward(x, weight, bias, relu, dtype, onto if place == len(relus) - 1 else None)
+                rows, weight = out.contiguous(), weight.contiguous()
+                out = one_output.forward(rows, weight, bias, relu, dtype, onto if place == len(relus) - 1 else None)
             else:
-                x, weight, out = _multiplied(out, weight, bias, relu, dtype)
-            inputs.append(x)
-            multiplied.append(weight)
+                rows, weight, out = _multiplied(out, weight, bias, relu, dtype)
+            inputs.append(rows if place >= ctx.lowest else None)
+            multiplied.append(weight if place >= ctx.lowest else None)
+            del rows, weight
         ctx.save_for_backward(*inputs, *multiplied, out if relus[-1] else None)
         return out
 
@@ -86,22 +93,22 @@ class _Layers(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         needs_x, needs_onto, *_ = ctx.needs_input_grad
-        layers = _saved(ctx)
-        lowest = 0 if needs_x else _lowest(layers)
-        parts = make_parts(layers[-1].x, layers[-1].x.shape[0], [_num_sums(shape) for shape in ctx.shapes])
+        layers, lowest = _saved(ctx), ctx.lowest
+        parts = make_parts(grad, grad.shape[0], [_num_sums(shape) for shape in ctx.shapes])
         gradient = Gradient(grad.contiguous())
         weight_grads: list[Tensor | None] = [None] * len(layers)
         for place in reversed(range(lowest, len(layers))):
             layer = layers.pop()
             if layer.shape[0] == 1:
-                before = layers[-1] if place > lowest else None
-                gradient = _before_one_output(gradient, layer, before, place, parts, needs_x or place > lowest)
-                continue
-            gradient = _before_relu(gradient, layer, place, parts, needs_x or place > lowest)
-            if layer.needs_weight:
-                weight_grads[place] = _grad_weight(gradient, layer, ctx.dtypes[2 * place])
-            if needs_x or place > lowest:
-                gradient = Gradient(_grad_x(gradient, layer, ctx.dtype if place else ctx.x_dtype))
+                gradient = _before_one_output(
+                    gradient, layer, layers[-1] if place > lowest else None, place, parts, needs_x or place > lowest
+                )
+            else:
+                gradient = _before_relu(gradient, layer, place, parts, needs_x or place > lowest)
+                if layer.needs_weight:
+                    weight_grads[place] = _grad_weight(gradient, layer, ctx.dtypes[2 * place])
+                if needs_x or place > lowest:
+                    gradient = Gradient(_grad_x(gradient, layer, ctx.dtype if place else ctx.x_dtype))
             del layer  # its memory is free for what the next one needs
         grad_x = None
         if needs_x:
@@ -109,7 +116,7 @@ class _Layers(torch.autograd.Function):
             # rows that came padded go back padded
             grad_x = rows[:, :width] if ctx.padded else resized(rows, rows.shape[0], width, ctx.x_dtype)
         grad_onto = grad.to(ctx.onto_dtype) if needs_onto else None
-        return grad_x, grad_onto, None, None, None, *_of_parameters(ctx, weight_grads, parts)
+        return grad_x, grad_onto, None, None, None, None, *_of_parameters(ctx, weight_grads, parts)
 
 
 def layers(
@@ -125,7 +132,9 @@ def layers(
     Args:
         parameters: weight and bias of the first layer, weight and bias of the second, and so on.
     """
-    out: Tensor = _Layers.apply(x, onto, tuple(relus), dtype, padded, *parameters)
+    given = [x, *parameters] if onto is None else [x, onto, *parameters]
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    out: Tensor = _Layers.apply(x, onto, tuple(relus), dtype, padded, keeps, *parameters)
     return out
 
 
@@ -147,7 +156,7 @@ def _multiplied(
 def _saved(ctx: Any) -> list[_Layer]:
     """What the forward pass has kept; now nobody else keeps it, unless there is to be another backward pass."""
     count = len(ctx.shapes)
-    *saved, last = ctx.saved_tensors
+    *saved, last = [None if tensor is None else tensor.contiguous() for tensor in ctx.saved_tensors]
     if not torch.compiler.is_compiling():
         ctx.maybe_clear_saved_tensors()
     outs = [x if relu else None for x, relu in zip(saved[1:count], ctx.relus[:-1], strict=True)]
@@ -158,23 +167,29 @@ def _saved(ctx: Any) -> list[_Layer]:
     ]
 
 
-def _lowest(layers: list[_Layer]) -> int:
-    """The first layer of which a gradient is wanted."""
-    for place, layer in enumerate(layers):
-        if layer.needs_weight or layer.needs_bias:
-            return place
-    return len(layers)
+def _lowest(needs: Sequence[bool]) -> int:
+    """The first layer that the backward pass has to come to, by which of the operation's arguments need a gradient."""
+    if needs[0]:
+        return 0
+    for place, need in enumerate(needs[_FIRST:]):
+        if need:
+            return place // 2
+    return len(needs[_FIRST:]) // 2
 
 
 def _num_sums(shape: torch.Size) -> int:
     """How many sums over the rows a layer has: its bias's gradient, and the weight's where there is one output."""
-    return shape[0] if shape[0] > 1 else shape[1] + 1
+    return shape[0] if shape[0] > 1 else one_output.num_sums(shape[1])
 
 
 def _before_one_output(
     gradient: Gradient, layer: _Layer, before: _Layer | None, place: int, parts: Parts, needs_x: bool
 ) -> Gradient:
-    """The gradient of the input of a layer of one output, or if possible that before the ReLU which made the input."""
+    """The gradient of the input of a layer of one output, or if possible that before the ReLU which made the input.
+
+    Args:
+        before: the layer that made it, if the backward pass goes on to that.
+    """
     masks = (
         before is not None
         and before.out is not None
@@ -244,7 +259,7 @@ def _of_parameters(ctx: Any, weight_grads: list[Tensor | None], parts: Parts) ->
             sums = add(parts) if sums is None else sums
             of_layer = sums[parts.starts[place] : parts.starts[place] + _num_sums(shape)]
             if needs_weight and shape[0] == 1:
-                grad = of_layer[:-1].view(shape).to(ctx.dtypes[2 * place])
+                grad = of_layer[: shape[1]].view(shape).to(ctx.dtypes[2 * place])
             bias = of_layer[-shape[0] :].to(ctx.dtypes[2 * place + 1])
         found += [grad, bias if needs_bias else None]
     return found

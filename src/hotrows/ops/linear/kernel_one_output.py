@@ -62,6 +62,7 @@ def _backward(
     start,
     start_before,
     INPUTS: tl.constexpr,
+    BIAS_AT: tl.constexpr,
     BEFORE: tl.constexpr,
     INPUTS_BEFORE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -103,11 +104,16 @@ def _backward(
                 tl.store(grad_x + row * INPUTS + column, product, mask=there)
         target = parts + part * part_stride
         tl.store(target + start + columns, tl.sum(total, 0), mask=columns < INPUTS)
-        tl.store(target + start + INPUTS, tl.sum(total_bias, 0), mask=program % BLOCKS == 0)
+        tl.store(target + start + BIAS_AT, tl.sum(total_bias, 0), mask=program % BLOCKS == 0)
         if BEFORE:
             tl.store(target + start_before + columns, tl.sum(total_x, 0), mask=columns < INPUTS)
     elif weight_before is not None:
         turn_tile(weight_before, weight_turned, program - num_programs, INPUTS, INPUTS_BEFORE, COLUMNS)
+
+
+def num_sums(num_inputs: int) -> int:
+    """Of the weight's gradient and, where it is aligned, the bias's behind it."""
+    return triton.cdiv(num_inputs, 4) * 4 + 1
 
 
 def forward(
@@ -171,6 +177,7 @@ def backward(
         parts.starts[place],
         0 if before is None else parts.starts[before],
         INPUTS=num_inputs,
+        BIAS_AT=num_sums(num_inputs) - 1,
         BEFORE=before is not None,
         INPUTS_BEFORE=inputs_before,
         ROWS=sums.ROWS,
