@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hotrows.ops.linear import kernel as linear_kernel
+from hotrows.ops.linear import kernel_resize
+from hotrows.ops.linear.kernel import layers
 from hotrows.ops.linear.padding import aligned, whole_rows
 from hotrows.ops.wide_input import kernel, reference, wide_input
 
@@ -190,13 +191,13 @@ def test_into_a_linear_layer_without_a_copy(device, random, monkeypatch):
 
     def layer(make_input, padded, *tensors):
         deep, wide = make_input(*tensors[:4])
-        return linear_kernel.linear(deep, *tensors[4:], True, torch.float32, padded), wide
+        return layers(deep, tensors[4:], [True], torch.float32, padded), wide
 
     given, grads = to((*inputs, weight, bias), device), to((grad, grad_wide), device)
     expected = run(lambda *tensors: layer(reference.wide_input, False, *tensors), given, grads)
     resized = []
-    original = linear_kernel._copied
-    monkeypatch.setattr(linear_kernel, "_copied", lambda *of: resized.append(tuple(of[0].shape)) or original(*of))
+    original = kernel_resize._copied
+    monkeypatch.setattr(kernel_resize, "_copied", lambda *of: resized.append(tuple(of[0].shape)) or original(*of))
     found = run(lambda *tensors: layer(ours, True, *tensors), given, grads)
     assert resized == [(24, 169), (24, 176)]
     for our, their in zip(found, expected, strict=True):
