@@ -15,11 +15,11 @@ from torch import Tensor
 
 from hotrows.cache.fused import Places
 from hotrows.data.shapes import CRITEO_KAGGLE
-from hotrows.ops.distinct import kernel
+from hotrows.ops.distinct import kernel, kernel_columns
 
 SIZES = [column.num_ids for column in CRITEO_KAGGLE.columns]
 BATCHES = (64, 256, 1024, 2048, 4096)
-VARIANTS: list[dict[str, int]] = [  # of `kernel`; what is not named is as it is there
+VARIANTS: list[dict[str, int]] = [  # of `kernel_columns`; what is not named is as it is there
     {},
     {"PER_THREAD": 2},
     {"PER_THREAD": 2, "MOST_WARPS": 32},
@@ -74,7 +74,7 @@ def main() -> int:
     same = True
     for variant in VARIANTS:
         cells = []
-        with set_to(kernel, variant):
+        with set_to(kernel_columns, variant):
             for subject, theirs in zip(subjects, expected, strict=True):
                 assert subject.column_order is not None
                 equal = all(map(torch.equal, subject.answer(subject.column_order), theirs))

@@ -184,7 +184,7 @@ if __name__ == "__main__":
     defined = {
         f"{function.__module__}.{function.__name__}": function
         for name, module in sys.modules.items()
-        if name.startswith("hotrows.ops.") and name.endswith(".kernel")
+        if re.fullmatch(r"hotrows\.ops\..*\.kernel(_\w+)?", name)
         for function in vars(module).values()
         if isinstance(function, JITFunction)
     }

@@ -165,7 +165,7 @@ class FusedPlanner:
         self._lookups_each = num_samples * part.first_row.numel()
         self.num_lookups = self._lookups_each * places.parts
         self._key_dtype = torch.int32 if num_rows < torch.iinfo(torch.int32).max else torch.int64
-        self._column_order = column_order(part.first_row, part.num_rows, num_samples * places.parts)
+        self._column_order = column_order(part.first_row, part.num_rows, num_samples)
         device = part.first_row.device
         blocks = triton.cdiv(self.num_lookups, kernel.BLOCK)
         self._grid = (min(blocks, kernel.MOST_PROGRAMS),)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.distinct import kernel_columns
 from hotrows.ops.distinct.kernel_in_order import count_parts, lookups_at, neighbours, sums
 from hotrows.ops.distinct.kernel_parts import Together, scatter_parts
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK, NO_ROW
@@ -19,9 +20,7 @@ from hotrows.ops.rows import LOOKUPS_PER_BLOCK, NO_ROW
 _NO_ROW = tl.constexpr(NO_ROW)
 _BLOCK, _NUM_WARPS = 1024, 4
 _ALIGNED = 16  # numbers
-# of columns that are sorted one by one
-MOST_SAMPLES = 2048
-PER_THREAD, MOST_WARPS = 4, 16  # ids of a thread, more where there are too few warps
+MOST_SAMPLES = 2048  # of columns that are sorted one by one
 
 
 @triton.jit(do_not_specialize=["num_lookups"])  # batches of another length must not be compiled for
@@ -48,56 +47,6 @@ def _make_keys(
         worst = tl.max(tl.where(inside & ~good & (left > 0) & (left <= per_part), left, 0), 0)
         if worst > 0:
             tl.atomic_max(bad + 2 * part, worst.to(tl.int32), sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["num_samples"])
-def _sort_columns(
-    ids, columns, first_row, num_rows, column_order, bad, place, num_samples, num_features, stride,
-    ordered, sorted_order, firsts, in_parts,
-    LAST: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, PER_THREAD: tl.constexpr,
-):  # fmt: skip
-    """What `_make_keys`, a sort and `_count_firsts` give, where a column's rows are beyond those of the one before it.
-
-    Each program sorts a column, as numbers made of an id and, in the last BITS, its sample.
-    """
-    BLOCK: tl.constexpr = 1 << BITS
-    NO_ID: tl.constexpr = (1 << (63 - BITS)) - 1
-    bad += tl.load(place) * (2 * PARTS)
-    per_part = num_samples // PARTS
-    rank = tl.program_id(0)
-    feature = tl.load(column_order + rank)
-    source = feature.to(tl.int64)
-    if columns is not None:
-        source = tl.load(columns + feature)
-    sample = tl.arange(0, BLOCK)
-    inside = sample < num_samples
-    found = tl.load(ids + sample.to(tl.int64) * stride + source, mask=inside, other=-1).to(tl.int64)
-    good = (found >= 0) & (found < tl.load(num_rows + feature))
-    # the first bad position is the largest of these
-    part = sample // per_part
-    left = ((part + 1) * per_part - sample) * num_features - feature
-    tl.atomic_max(bad + 2 * part, left, mask=inside & ~good, sem="relaxed")
-    pair = (tl.where(good, found, NO_ID) << BITS) | sample  # beyond the last sample, larger than all before
-    # ids of one thread, loaded far apart, become neighbours: most are then compared without shared memory
-    turned = tl.trans(tl.reshape(pair, [PER_THREAD, BLOCK // PER_THREAD]))
-    pair = tl.sort(tl.reshape(turned, [BLOCK]))
-
-    found = pair >> BITS
-    before = tl.gather(found, tl.maximum(sample - 1, 0), 0)
-    first = ((found != before) | (sample == 0)) & (found != NO_ID)
-    tl.store(firsts + rank, tl.sum(first.to(tl.int32), 0))
-    row = tl.where(found == NO_ID, LAST, found + tl.load(first_row + feature))
-    in_order = (pair & (BLOCK - 1)).to(tl.int32)
-    if PARTS > 1:
-        part = in_order // per_part
-        part_before = tl.gather(part, tl.maximum(sample - 1, 0), 0)
-        count_parts(
-            in_parts + rank, tl.num_programs(0), part, inside, first | ((part != part_before) & (found != NO_ID)), PARTS
-        )
-    lookup = in_order * num_features + feature
-    position = rank.to(tl.int64) * num_samples + sample
-    tl.store(ordered + position, row.to(ordered.dtype.element_ty), mask=inside)
-    tl.store(sorted_order + position, lookup, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_lookups"])
@@ -197,12 +146,16 @@ def distinct(rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def column_order(first_row: Tensor, num_rows: Tensor, num_samples: int) -> Tensor | None:
-    """For `distinct_ids`: the columns by where their tables begin, None where they cannot be sorted one by one."""
+    """For `distinct_ids`: the columns by where their tables begin, None where they cannot be sorted one by one.
+
+    Args:
+        num_samples: of a batch, or of each of several.
+    """
     first, length = first_row.tolist(), num_rows.tolist()
     order = sorted(range(len(first)), key=first.__getitem__)
     if any(first[one] + length[one] > first[other] for one, other in pairwise(order)):
         return None  # a table is looked up by two columns
-    if num_samples > MOST_SAMPLES or max(length) >= 1 << (63 - _bits(num_samples)):
+    if num_samples > MOST_SAMPLES or max(length) >= 1 << (63 - kernel_columns.bits_of(num_samples)):
         return None
     return torch.tensor(order, dtype=torch.int32, device=first_row.device)
 
@@ -251,17 +204,14 @@ def distinct_ids(
         )  # fmt: skip
         _of_keys(keys, bad, told, place, out, together)
         return
-    bits = _bits(num_samples)
-    num_warps = min(max((1 << bits) // (32 * PER_THREAD), 1), MOST_WARPS)
-    order, firsts = (noted.new_empty(length) for length in (num_lookups, num_features))
-    in_parts = None if together is None else noted.new_empty(2 * parts * num_features)
-    _sort_columns[(num_features,)](
-        ids, columns, first_row, num_rows, column_order, bad, place, num_samples, num_features, stride, keys, order,
-        firsts, in_parts, LAST=last, PARTS=parts, BITS=bits, PER_THREAD=max((1 << bits) // (32 * num_warps), 1),
-        num_warps=num_warps,
+    order, firsts = kernel_columns.sort(
+        ids, columns, first_row, num_rows, column_order, bad, place, keys, parts
     )  # fmt: skip
-    blocks = _Blocks(keys, order, firsts, None, in_parts, num_samples, 1 << bits)
-    _scatter_blocks(blocks, bad, told, place, out, together)
+    if together is not None:
+        kernel_columns.scatter(keys, order, firsts, bad, told, place, out, together)
+        return
+    width = 1 << kernel_columns.bits_of(num_samples)
+    _scatter_blocks(_Blocks(keys, order, firsts, None, None, num_samples, width), bad, told, place, out, None)
 
 
 def empty(num_lookups: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -292,11 +242,6 @@ def several_together(num: int, parts: int, num_lookups: int, device: torch.devic
 
 def _aligned(num: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(num, triton.cdiv(length, _ALIGNED) * _ALIGNED, dtype=dtype, device=device)
-
-
-def _bits(num_samples: int) -> int:
-    """Of the number of a sample, for `_sort_columns`."""
-    return max((num_samples - 1).bit_length(), 5)
 
 
 class _Blocks(NamedTuple):
