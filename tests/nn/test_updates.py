@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import hotrows
+from hotrows.cache import overflow_buffer
+from hotrows.cache.group import RowGroup
 from hotrows.nn.function import updated_first
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -169,15 +171,14 @@ def test_memory_that_runs_out_loses_no_update(monkeypatch: pytest.MonkeyPatch) -
     for module in (bag, other):
         loss_of(module, torch.arange(4)).backward()
     group = bag.groups[0]
-    reserve = group._reserve_overflow
 
-    def fail(num: int) -> None:
+    def fail(group: RowGroup, num: int) -> None:
         raise MemoryError("simulated")
 
-    monkeypatch.setattr(group, "_reserve_overflow", fail)
-    with pytest.raises(MemoryError):
-        loss_of(bag, torch.arange(10, 30))
-    monkeypatch.setattr(group, "_reserve_overflow", reserve)
+    with monkeypatch.context() as patch:
+        patch.setattr(overflow_buffer, "reserve", fail)
+        with pytest.raises(MemoryError):
+            loss_of(bag, torch.arange(10, 30))
     assert not group._flights
     for module in (bag, other):
         loss_of(module, torch.arange(2, 30)).backward()

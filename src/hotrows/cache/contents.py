@@ -1,33 +1,36 @@
 """A cache as a whole: its rows written back or read again, named, brought in beforehand, pinned."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hotrows.cache.flights import Rows
-from hotrows.cache.group import RowGroup
 from hotrows.cache.lanes import caller_mark
 from hotrows.cache.planner import Placing, Planner
 from hotrows.cache.resident import ResidentPlanner
 from hotrows.ops.rows import NO_ROW
 from hotrows.ops.swap import Moves
 
+if TYPE_CHECKING:
+    from hotrows.cache.group import RowGroup
 
-def flush(group: RowGroup) -> None:
+
+def flush(group: "RowGroup") -> None:
     """Write every row of the cache back to the store, and wait for it."""
-    num_bytes = _move_all_slots(group, out=True)  # which changes the stats itself
+    num_bytes = move_all_slots(group, out=True)  # which changes the stats itself
     group.stats.bytes_out += num_bytes
 
 
-def reload(group: RowGroup) -> None:
+def reload(group: "RowGroup") -> None:
     """Read every row of the cache again from the store, after the store was written from outside."""
-    num_bytes = _move_all_slots(group, out=False)
+    num_bytes = move_all_slots(group, out=False)
     group.stats.bytes_in += num_bytes
     group.forget_copies()
 
 
-def _move_all_slots(group: RowGroup, out: bool) -> int:
+def move_all_slots(group: "RowGroup", out: bool) -> int:
     """Answers the bytes that were moved."""
     group.settle_all()
     if isinstance(group.planner, ResidentPlanner):
@@ -48,7 +51,7 @@ def _move_all_slots(group: RowGroup, out: bool) -> int:
     return int(moving[0]) * store.layout.num_bytes
 
 
-def cached_rows(group: RowGroup) -> Tensor:
+def cached_rows(group: "RowGroup") -> Tensor:
     """The rows of the store that are in the cache, int64 on the host."""
     assert isinstance(group.planner, Planner)
     group.wait_for_moves()
@@ -56,7 +59,7 @@ def cached_rows(group: RowGroup) -> Tensor:
     return rows[rows >= 0]
 
 
-def preload_hottest(group: RowGroup, num: int) -> None:
+def preload_hottest(group: "RowGroup", num: int) -> None:
     """Bring the first rows of the store into the cache, where they may be evicted like any other.
 
     Of the stats only the bytes moved change, for no batch has asked for these rows.
@@ -74,7 +77,7 @@ def preload_hottest(group: RowGroup, num: int) -> None:
     group.stats = replace(before, bytes_in=after.bytes_in, bytes_out=after.bytes_out)
 
 
-def pin(group: RowGroup, rows: Tensor) -> None:
+def pin(group: "RowGroup", rows: Tensor) -> None:
     """Bring rows, numbered table after table, into the cache and never evict them."""
     if isinstance(group.planner, ResidentPlanner):
         return
@@ -96,7 +99,7 @@ def pin(group: RowGroup, rows: Tensor) -> None:
         group.drop(flight)
 
 
-def unpin(group: RowGroup) -> None:
+def unpin(group: "RowGroup") -> None:
     """Let pinned rows go again."""
     if isinstance(group.planner, ResidentPlanner):
         return

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hotrows.cache import overflow_buffer
 from hotrows.cache.early_reads import EarlyRead, EarlyReads
 from hotrows.cache.flights import Contribution, Flight, LookupGrads, Party, Request, Rows
 from hotrows.cache.id_columns import IdColumns
@@ -33,7 +34,6 @@ from hotrows.cache.resident import ResidentPlanner
 from hotrows.cache.seating import Seating
 from hotrows.cache.stats import Stats
 from hotrows.ops.distinct import Distinct, distinct
-from hotrows.ops.rows import NO_ROW
 from hotrows.ops.swap import Moves
 from hotrows.ops.update_rows import update_rows
 from hotrows.optim import RowOptimizer
@@ -349,11 +349,11 @@ class RowGroup:
             self._move(flight)
             if overflow:
                 try:
-                    self._reserve_overflow(overflow)
+                    overflow_buffer.reserve(self, overflow)
                 except BaseException:
                     self.drop(flight)  # its rows are where the index says; only the copies could not be made
                     raise
-                self._fetch_overflow(flight)
+                overflow_buffer.fetch(self, flight)
 
     # -- moves --------------------------------------------------------------------------------------------------
 
@@ -376,27 +376,6 @@ class RowGroup:
         """
         self._last_move = self.move_lane.submit(work, after)
         return self._last_move
-
-    def _fetch_overflow(self, flight: Flight) -> None:
-        plan, store, cache, mover = flight.plan, self.store, self.cache, self.mover
-
-        def work() -> None:
-            nothing = torch.full_like(plan.overflow_rows, NO_ROW)
-            mover.move(store, cache, Moves(plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow))
-
-        flight.moved = self.submit_move(work, (self.planned,))
-
-    def _reserve_overflow(self, num: int) -> None:
-        """Make the overflow buffer, which lies behind the slots, hold `num` records."""
-        if self.num_slots + num <= self.cache.shape[0]:
-            return
-        self.wait_for_moves()
-        room = max(num, 2 * (self.cache.shape[0] - self.num_slots))
-        with writable_state():
-            grown = self.cache.new_zeros(self.num_slots + room, self.cache.shape[1])
-            grown[: self.cache.shape[0]] = self.cache
-        self.cache = grown
-        caller_mark(self.device).wait()  # the old one is read no more, the new one is written
 
     def wait_for_moves(self) -> None:
         """Block the host until every queued move is done and nothing in the caller's lane uses the cache."""
@@ -482,7 +461,7 @@ class RowGroup:
             self._hold_caller(self.early_reads.last)
         self.apply(flight.plan, grads, self.next_step())
         if flight.counts is not None and flight.counts.overflow > 0:
-            self._write_back_overflow(flight)
+            overflow_buffer.write_back(self, flight)
 
     def next_step(self) -> tuple[float, ...]:
         """The numbers of the optimizer's next step, which is now counted."""
@@ -511,17 +490,6 @@ class RowGroup:
         self.acquire(flight)
         self.update(flight, LookupGrads(grads))
         self.drop(flight)
-
-    def _write_back_overflow(self, flight: Flight) -> None:
-        assert flight.counts is not None
-        plan, store, cache, mover = flight.plan, self.store, self.cache, self.mover
-
-        def work() -> None:
-            nothing = torch.full_like(plan.overflow_rows, NO_ROW)
-            mover.move(store, cache, Moves(plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow))
-
-        flight.moved = self.submit_move(work, (caller_mark(self.device), self.planned))
-        self.stats.bytes_out += flight.counts.overflow * store.layout.num_bytes
 
     def _land(self, flight: Flight) -> None:
         marks = [] if flight.used_up else [caller_mark(self.device)]

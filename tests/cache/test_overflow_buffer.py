@@ -1,0 +1,111 @@
+"""The overflow buffer, made larger while rows and their state are in the cache before it."""
+
+import pytest
+import torch
+
+import hotrows
+from hotrows.cache import overflow_buffer
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NUM_ROWS = 80
+PASSES = [(0, 5), (2, 20), (0, 70), (30, 36), (10, 80)]  # first and last row of each
+
+
+def make_bag(cache, device):
+    return hotrows.EmbeddingBag(
+        NUM_ROWS, 4, mode="sum", cache=cache, optimizer=hotrows.optim.Adam(lr=0.1), device=device
+    )
+
+
+def train(bag, first, last):
+    (bag(torch.arange(first, last).unsqueeze(1)) - 1.0).square().sum().backward()
+
+
+@pytest.fixture
+def not_twice(monkeypatch):
+    """No cache is small enough to be in memory twice."""
+    monkeypatch.setattr(overflow_buffer, "MOST_TWICE", 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_grows_through_the_store(device, not_twice, monkeypatch):
+    grown = []
+    grow = overflow_buffer._grow_through_store
+    monkeypatch.setattr(overflow_buffer, "_grow_through_store", lambda *given: (grown.append(given), grow(*given)))
+    bag, other = make_bag(6, device), make_bag("100%", device)
+    for first, last in PASSES:
+        for module in (bag, other):
+            train(module, first, last)
+        with torch.inference_mode():
+            everything = bag(torch.arange(NUM_ROWS).unsqueeze(1))
+        assert torch.equal(everything.cpu(), other.weight())
+    assert len(grown) >= 1
+    assert len(bag.groups[0].cache) >= NUM_ROWS
+    ours, theirs = bag.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert torch.equal(bag.weight(), other.weight())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_while_batches_are_in_flight(device, not_twice):
+    """Reads in the middle of a loop that looks ahead, whose rows have come already."""
+
+    def run(cache):
+        bag = make_bag(cache, device)
+        batches = [torch.arange(first % 60, first % 60 + 7).unsqueeze(1) for first in range(0, 200, 5)]
+        read = []
+        for number, batch in enumerate(hotrows.lookahead(batches, bag, depth=2, window=5, ids=lambda batch: batch)):
+            (bag(batch) - 1.0).square().sum().backward()
+            if number % 7 == 3:
+                with torch.no_grad():
+                    read.append(bag(torch.arange(10 + 2 * number % 70).unsqueeze(1)).cpu())
+        return bag.weight(), read
+
+    (ours, our_reads), (theirs, their_reads) = run(40), run("100%")
+    assert torch.equal(ours, theirs)
+    assert all(map(torch.equal, our_reads, their_reads))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_is_lost_where_there_is_no_memory_for_it(device, not_twice, monkeypatch):
+    bag, other = make_bag(6, device), make_bag("100%", device)
+    for module in (bag, other):
+        train(module, 0, 6)
+    new_zeros, asked = torch.Tensor.new_zeros, []
+
+    def fail(self, *shape, **options):
+        if len(shape) == 2:  # of a cache
+            asked.append(shape)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("simulated")
+        return new_zeros(self, *shape, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_zeros", fail)
+        with pytest.raises(torch.OutOfMemoryError, match="simulated"):
+            bag(torch.arange(40).unsqueeze(1))
+    assert [rows for rows, _ in asked] == [40, 6]
+    assert len(bag.groups[0].cache) == 6
+    for first, last in PASSES:
+        for module in (bag, other):
+            train(module, first, last)
+    assert torch.equal(bag.weight(), other.weight())
+
+
+@pytest.mark.gpu
+def test_a_large_cache_is_never_in_memory_twice():
+    rows, dim = 1_500_000, 64
+    bag = hotrows.EmbeddingBag(rows, dim, mode="sum", cache="60%", optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
+    group = bag.groups[0]
+    assert group.cache.nbytes > overflow_buffer.MOST_TWICE
+    ids = torch.arange(rows - 1000, rows).unsqueeze(1)
+    for _ in range(1, 4):
+        (bag(torch.randint(0, rows, (4096, 1))) - 1.0).square().sum().backward()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.no_grad():
+        bag(ids)
+    torch.cuda.synchronize()
+    assert len(group.cache) > group.num_slots
+    assert torch.cuda.max_memory_allocated() - before < group.cache.nbytes / 4
