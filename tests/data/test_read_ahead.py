@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hotrows.data.read_ahead import SETTLING, TRIED, iterate_ahead, iterate_ahead_if_slow
+from hotrows.data.read_ahead import ENOUGH, SETTLING, TRIED, VERY_SLOW, iterate_ahead, iterate_ahead_if_slow
 
-FIRST = SETTLING + TRIED  # that are made here
+FIRST = SETTLING + TRIED  # these tell where the others are made
 
 
 def makers(num: int, seconds: float) -> Iterator[tuple[int, int]]:
@@ -24,13 +24,18 @@ def test_the_same_items_in_order(num: int, seconds: float) -> None:
     assert [i for i, _ in iterate_ahead_if_slow(makers(num, seconds))] == list(range(num))
 
 
-def test_slow_items_come_from_a_thread_and_fast_ones_do_not() -> None:
+@pytest.mark.parametrize(("seconds", "num_tried"), [(0.0005, TRIED), (2 * VERY_SLOW, ENOUGH)])
+def test_slow_items_come_from_a_thread(seconds: float, num_tried: int) -> None:
     here = threading.get_ident()
-    slow = [thread for _, thread in iterate_ahead_if_slow(makers(FIRST + 20, 0.001))]
-    assert slow[:FIRST] == [here] * FIRST
-    assert here not in slow[FIRST:]
-    fast = iterate_ahead_if_slow(threading.get_ident() for _ in range(2 * FIRST))
-    assert set(fast) == {here}
+    made = [thread for _, thread in iterate_ahead_if_slow(makers(FIRST + 20, seconds))]
+    assert [i for i, thread in enumerate(made) if thread == here] == list(range(SETTLING, SETTLING + num_tried))
+
+
+def test_fast_items_do_not() -> None:
+    here = threading.get_ident()
+    made = list(iterate_ahead_if_slow(threading.get_ident() for _ in range(2 * FIRST)))
+    assert here not in made[:SETTLING]
+    assert set(made[SETTLING:]) == {here}
 
 
 @pytest.mark.parametrize("at", [3, FIRST + 5])

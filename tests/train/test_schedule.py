@@ -3,7 +3,7 @@
 import pytest
 
 from hotrows.train.config import ScheduleConfig
-from hotrows.train.schedule import factor_at
+from hotrows.train.schedule import factor_at, num_changing
 
 
 def test_warm_up_then_constant() -> None:
@@ -19,3 +19,13 @@ def test_decay_goes_down_to_the_end(decay: str) -> None:
     assert factors == sorted(factors, reverse=True)
     assert factors[50] == pytest.approx(0.55)
     assert factors[-1] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("decay", ["none", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+def test_rates_change_no_more_after_the_last_change(warmup: int, decay: str) -> None:
+    config = ScheduleConfig(warmup_steps=warmup, decay=decay, end=0.1)
+    factors = [factor_at(config, step, 20) for step in range(21)]
+    last = num_changing(config, 20)
+    assert set(factors[last:]) == {factors[last]}
+    assert last == (warmup if decay == "none" else 20)

@@ -15,6 +15,7 @@ _END = object()
 HANDING_OVER = 150e-6  # seconds that an item takes from thread to thread, Python's lock included
 SETTLING = 64  # items that may be slow because memory is made for them
 TRIED = 16  # items after these whose times tell whether a thread is worth it
+VERY_SLOW, ENOUGH = 10 * HANDING_OVER, 3  # so many of them that take so long are enough to tell
 
 
 def read_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
@@ -44,10 +45,17 @@ def iterate_ahead(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def iterate_ahead_if_slow(items: Iterable[Item]) -> Iterator[Item]:
-    """The same items, from a thread where each takes longer to make than to hand over."""
+    """The same items, from a thread where each takes longer to make than to hand over.
+
+    The first ones come from a thread, and a few after them are made here and timed, which tells.
+    """
     source = iter(items)
+    for item in read_ahead(lambda _: next(source, _END), range(SETTLING), 1):
+        if item is _END:
+            return
+        yield item  # type: ignore[misc]
     took: list[float] = []
-    while len(took) < SETTLING + TRIED:
+    while len(took) < TRIED and sum(seconds > VERY_SLOW for seconds in took) < ENOUGH:
         began = time.perf_counter()
         try:
             item = next(source)
@@ -55,4 +63,4 @@ def iterate_ahead_if_slow(items: Iterable[Item]) -> Iterator[Item]:
             return
         took.append(time.perf_counter() - began)
         yield item
-    yield from iterate_ahead(source) if median(took[SETTLING:]) > HANDING_OVER else source
+    yield from iterate_ahead(source) if median(took) > HANDING_OVER else source

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.cache.stats import Stats
-from hotrows.data.read_ahead import iterate_ahead
+from hotrows.data.read_ahead import iterate_ahead_if_slow
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
 from hotrows.strategies.base import CacheSettings, Strategy
@@ -93,10 +93,13 @@ class HecaStrategy(Strategy):
         return bags
 
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
-        """The three stages: a loader in a thread, a collector in the lanes of the cache, the caller as the trainer."""
+        """The three stages: a loader in a thread, a collector in the lanes of the cache, the caller as the trainer.
+
+        A loader that takes less than handing over its batches is not kept in a thread of its own.
+        """
         if self._clock is None or not self._clock.is_of(bags):
             self._clock = StageClock(bags)
-        loaded = iterate_ahead(self._clock.loading(loader))
+        loaded = iterate_ahead_if_slow(self._clock.loading(loader))
         return self._clock.training(lookahead(loaded, bags, DEPTH, WINDOW))
 
     @property

@@ -18,6 +18,11 @@ def factor_at(config: ScheduleConfig, step: int, num_steps: int) -> float:
     return config.end + (1 - config.end) * shape
 
 
+def num_changing(config: ScheduleConfig, num_steps: int) -> int:
+    """After so many steps learning rates stay as they are: on a GPU it takes kernels to set them."""
+    return config.warmup_steps if config.decay == "none" else num_steps
+
+
 def make_schedules(
     config: ScheduleConfig, optimizers: list[torch.optim.Optimizer], num_steps: int
 ) -> list[torch.optim.lr_scheduler.LambdaLR]:

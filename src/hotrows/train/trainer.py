@@ -21,7 +21,7 @@ from hotrows.train.dense_steps import dense_steps
 from hotrows.train.graphs import graphed
 from hotrows.train.metrics import ClickMetrics
 from hotrows.train.recordable import CannotRecordError, make_recordable
-from hotrows.train.schedule import make_schedules
+from hotrows.train.schedule import make_schedules, num_changing
 from hotrows.train.timeline import Timeline
 
 
@@ -98,6 +98,7 @@ class Trainer:
         loader = self._data.loader("train", config.batch_size, shuffle=config.shuffle, seed=self._config.seed)
         num_steps = _num_steps(config, len(loader))
         schedules = make_schedules(self._config.schedule, self._optimizers(), num_steps)
+        changing = num_changing(self._config.schedule, num_steps)
         self._compute_as_recorded()
         for observer in self._observers:
             observer.begin(num_steps)
@@ -107,7 +108,7 @@ class Trainer:
             for batch, ends_epoch in self._epochs(loader, num_steps):
                 with self._timeline.span("train", "train"):
                     loss = self._run_step(batch)
-                    for schedule in schedules:
+                    for schedule in schedules if step < changing else ():
                         schedule.step()
                 step += 1
                 self._log.add(loss, batch.label.shape[0])
