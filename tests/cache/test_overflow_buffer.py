@@ -5,6 +5,7 @@ import torch
 
 import hotrows
 from hotrows.cache import overflow_buffer
+from hotrows.cache.lanes import CallerLane
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NUM_ROWS = 80
@@ -66,29 +67,82 @@ def test_while_batches_are_in_flight(device, not_twice):
     assert all(map(torch.equal, our_reads, their_reads))
 
 
+@pytest.fixture
+def caches_cannot_be_had(monkeypatch):
+    """Fails so many attempts to make a cache, or all; answers their sizes."""
+    new_zeros, asked = torch.Tensor.new_zeros, []
+
+    def fail_first(num):
+        def new(self, *shape, **options):
+            if len(shape) == 2:  # of a cache
+                asked.append(shape[0])
+                if len(asked) <= num:
+                    raise torch.OutOfMemoryError("simulated")
+            return new_zeros(self, *shape, **options)
+
+        monkeypatch.setattr(torch.Tensor, "new_zeros", new)
+        return asked
+
+    return fail_first
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_nothing_is_lost_where_there_is_no_memory_for_it(device, not_twice, monkeypatch):
+def test_nothing_is_lost_where_there_is_no_memory_for_it(device, not_twice, caches_cannot_be_had):
     bag, other = make_bag(6, device), make_bag("100%", device)
     for module in (bag, other):
         train(module, 0, 6)
-    new_zeros, asked = torch.Tensor.new_zeros, []
-
-    def fail(self, *shape, **options):
-        if len(shape) == 2:  # of a cache
-            asked.append(shape)
-        if len(asked) == 1:
-            raise torch.OutOfMemoryError("simulated")
-        return new_zeros(self, *shape, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "new_zeros", fail)
-        with pytest.raises(torch.OutOfMemoryError, match="simulated"):
-            bag(torch.arange(40).unsqueeze(1))
-    assert [rows for rows, _ in asked] == [40, 6]
+    asked = caches_cannot_be_had(2)
+    with pytest.raises(torch.OutOfMemoryError, match="simulated"):
+        bag(torch.arange(40).unsqueeze(1))
+    assert asked == [40, 40, 6]
     assert len(bag.groups[0].cache) == 6
     for first, last in PASSES:
         for module in (bag, other):
             train(module, first, last)
+    assert torch.equal(bag.weight(), other.weight())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_smaller_buffer_where_there_is_memory_for_no_larger_one(device, not_twice, caches_cannot_be_had):
+    bag, other = make_bag(6, device), make_bag("100%", device)
+    for module in (bag, other):
+        train(module, 0, 20)
+    asked = caches_cannot_be_had(1)
+    for module in (bag, other):
+        train(module, 0, 22)
+    assert asked == [6 + 2 * 14, 22]
+    assert torch.equal(bag.weight(), other.weight())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("what", ["the cache", "to move it"])
+def test_a_cache_that_is_gone_is_never_written_back(what, device, not_twice, caches_cannot_be_had, monkeypatch):
+    """Its rows are in the store; what would train on it, or read it, is told so."""
+    bag, other = make_bag(6, device), make_bag("100%", device)
+    group = bag.groups[0]
+    group.move_lane = CallerLane() if device == "cpu" else group.move_lane  # goes on after a failure, as on CUDA
+    for module in (bag, other):
+        train(module, 0, 6)
+    loss = (bag(torch.arange(4).unsqueeze(1)) - 1.0).square().sum()
+    if what == "the cache":
+        assert caches_cannot_be_had(100) == []
+    else:
+        move = overflow_buffer.move_all_slots
+
+        def fail(group, out):
+            if not out:
+                raise torch.OutOfMemoryError("simulated")
+            return move(group, out)
+
+        monkeypatch.setattr(overflow_buffer, "move_all_slots", fail)
+    ids = torch.arange(40).unsqueeze(1)
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="no memory for a cache of 6 rows any more"):
+            bag(ids)
+        with pytest.raises(MemoryError, match="no memory"), torch.no_grad():
+            bag(ids)
+    with pytest.raises(MemoryError, match="no memory"):
+        loss.backward()
     assert torch.equal(bag.weight(), other.weight())
 
 

@@ -31,6 +31,18 @@ def test_slow_items_come_from_a_thread(seconds: float, num_tried: int) -> None:
     assert [i for i, thread in enumerate(made) if thread == here] == list(range(SETTLING, SETTLING + num_tried))
 
 
+def test_items_that_are_slow_now_and_then_come_from_a_thread() -> None:
+    """As where several batches are read at once."""
+    here = threading.get_ident()
+
+    def made() -> Iterator[int]:
+        for i in range(2 * FIRST):
+            time.sleep(0 if i % 4 else 2 * VERY_SLOW)
+            yield threading.get_ident()
+
+    assert here not in list(iterate_ahead_if_slow(made()))[FIRST:]
+
+
 def test_fast_items_do_not() -> None:
     here = threading.get_ident()
     made = list(iterate_ahead_if_slow(threading.get_ident() for _ in range(2 * FIRST)))

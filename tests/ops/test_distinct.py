@@ -65,6 +65,11 @@ class Tables(NamedTuple):
         spread[:, self.columns] = ids
         return spread
 
+    @property
+    def key_dtype(self) -> torch.dtype:
+        most = max(map(sum, zip(self.first_row, self.num_rows, strict=True)))
+        return torch.int32 if most < 2**31 - 1 else torch.int64
+
     def order(self, num_samples: int, device: torch.device) -> Tensor | None:
         first_row, num_rows = (torch.tensor(each, device=device) for each in (self.first_row, self.num_rows))
         return kernel.column_order(first_row, num_rows, num_samples)
@@ -74,14 +79,12 @@ class Tables(NamedTuple):
         columns = None if self.columns is None else torch.tensor(self.columns, device=device)
         order = self.order(len(ids), device)
         assert order is not None or not by_column
-        most = max(map(sum, zip(self.first_row, self.num_rows, strict=True)))
-        key_dtype = torch.int32 if most < 2**31 - 1 else torch.int64
         told = torch.zeros(3, 2, dtype=torch.int32, pin_memory=device.type == "cuda")
         places = Places(3, len(ids) * len(self.first_row), device, told)
         kernel.distinct_ids(
             ids.to(device), columns, torch.tensor(self.first_row, device=device),
-            torch.tensor(self.num_rows, device=device), order if by_column else None, key_dtype, places.noted, told,
-            torch.tensor([PLACE], dtype=torch.int32, device=device), places.arrays,
+            torch.tensor(self.num_rows, device=device), order if by_column else None, self.key_dtype, places.noted,
+            told, torch.tensor([PLACE], dtype=torch.int32, device=device), places.arrays,
         )  # fmt: skip
         found = Distinct(*(each.cpu() for each in places.distinct(PLACE)))
         assert not told[[0, 2]].any(), "what is told of other places"
@@ -99,8 +102,8 @@ class Tables(NamedTuple):
         places = Places(3, len(ids[0]) * len(self.first_row), device, told, parts, told_together)
         kernel.distinct_ids(
             together.to(device), columns, torch.tensor(self.first_row, device=device),
-            torch.tensor(self.num_rows, device=device), order if by_column else None, torch.int32, places.noted, told,
-            torch.tensor([PLACE], dtype=torch.int32, device=device), places.arrays, places.together,
+            torch.tensor(self.num_rows, device=device), order if by_column else None, self.key_dtype, places.noted,
+            told, torch.tensor([PLACE], dtype=torch.int32, device=device), places.arrays, places.together,
         )  # fmt: skip
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -117,10 +120,11 @@ class Tables(NamedTuple):
 
 
 @pytest.mark.parametrize("by_column", [True, False])
+@pytest.mark.parametrize("largest", [10**7, 3 * 10**9])
 @pytest.mark.parametrize(("num_samples", "parts"), [(1, 2), (33, 2), (64, 4), (512, 4), (700, 2), (1024, 4)])
-def test_batches_sorted_as_one(num_samples, parts, by_column, device, random):
+def test_batches_sorted_as_one(num_samples, parts, largest, by_column, device, random):
     """Each as if it were alone, and all of them together."""
-    tables = Tables.one_each([50, 3, 2000, 1, 10**7, 40], [2, 0, 3, 1, 5, 4])
+    tables = Tables.one_each([50, 3, 2000, 1, largest, 40], [2, 0, 3, 1, 5, 4])
     tables = tables._replace(columns=[5, 0, 3, 2, 1, 6])
     ids = [tables.draw(num_samples, random) for _ in range(parts)]
     places, told = tables.of_party(ids, by_column, device)
@@ -141,25 +145,27 @@ def test_batches_sorted_as_one(num_samples, parts, by_column, device, random):
 
 
 @pytest.mark.parametrize("by_column", [True, False])
-def test_a_bad_batch_among_others(by_column, device, random):
+@pytest.mark.parametrize("bad_parts", [(2,), (0, 3)])
+def test_bad_batches_among_others(bad_parts, by_column, device, random):
     tables = Tables.one_each([3, 50, 400], [1, 2, 0])
     ids = [tables.draw(64, random) for _ in range(4)]
     alone = [tables.distinct(each, False, device)[0] for each in ids]
-    ids[2][7, 1], ids[2][12, 2] = 50, -1
+    for part in bad_parts:
+        ids[part][7, 1], ids[part][12, 2] = 50, -1
+    ids[3] = ids[3] - 1000 if bad_parts == (0, 3) else ids[3]  # no id of which is good
     places, told = tables.of_party(ids, by_column, device)
-    for part in (0, 1, 3):
+    for part in set(range(4)) - set(bad_parts):
+        assert told[part][1] == 0
         for name in Distinct._fields:
-            assert torch.equal(getattr(places.distinct(PLACE, part), name).cpu(), getattr(alone[part], name)), (
-                part,
-                name,
-            )
-    bad = Distinct(*(each.cpu() for each in places.distinct(PLACE, 2)))
-    assert told[2] == [0, 64 * 3 - (7 * 3 + 1)]
-    assert told[1][1] == 0
-    assert bad.num.item() == 0
-    assert (bad.rows == NO_ROW).all()
-    assert (bad.inverse == -1).all()
-    assert (bad.starts == 0).all()
+            found = getattr(places.distinct(PLACE, part), name).cpu()
+            assert torch.equal(found, getattr(alone[part], name)), (part, name)
+    for part in bad_parts:
+        bad = Distinct(*(each.cpu() for each in places.distinct(PLACE, part)))
+        assert told[part] == [0, 64 * 3 if part == 3 else 64 * 3 - (7 * 3 + 1)]
+        assert bad.num.item() == 0
+        assert (bad.rows == NO_ROW).all()
+        assert (bad.inverse == -1).all()
+        assert (bad.starts == 0).all()
 
 
 PLACE = 1

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from hotrows.cache.group import RowGroup
 
 
+AT_ONCE = 1 << 20  # slots that are moved at a time, so that it takes little memory
+
+
 def flush(group: "RowGroup") -> None:
     """Write every row of the cache back to the store, and wait for it."""
     num_bytes = move_all_slots(group, out=True)  # which changes the stats itself
@@ -31,7 +34,7 @@ def reload(group: "RowGroup") -> None:
 
 
 def move_all_slots(group: "RowGroup", out: bool) -> int:
-    """Answers the bytes that were moved."""
+    """Write all rows of the cache back, or read them again, and wait for it; answers the bytes that were moved."""
     group.settle_all()
     if isinstance(group.planner, ResidentPlanner):
         caller_mark(group.device).wait()
@@ -40,15 +43,16 @@ def move_all_slots(group: "RowGroup", out: bool) -> int:
     moving: list[Tensor] = []
 
     def work() -> None:
-        rows = slots.row[: slots.num]
-        nothing = torch.full_like(rows, NO_ROW)
-        place = torch.arange(slots.num, dtype=torch.int32, device=rows.device)
-        num = torch.full((1,), slots.num, dtype=torch.int32, device=rows.device)
-        mover.move(store, cache, Moves(place, rows if out else nothing, nothing if out else rows, num))
-        moving.append((rows >= 0).sum())
+        for start in range(0, slots.num, AT_ONCE):
+            rows = slots.row[start : min(start + AT_ONCE, slots.num)]
+            nothing = torch.full_like(rows, NO_ROW)
+            place = torch.arange(start, start + rows.numel(), dtype=torch.int32, device=rows.device)
+            num = torch.full((1,), rows.numel(), dtype=torch.int32, device=rows.device)
+            mover.move(store, cache, Moves(place, rows if out else nothing, nothing if out else rows, num))
+            moving.append((rows >= 0).sum())
 
     group.submit_move(work, (caller_mark(group.device), group.planned)).wait()
-    return int(moving[0]) * store.layout.num_bytes
+    return sum(map(int, moving)) * store.layout.num_bytes
 
 
 def cached_rows(group: "RowGroup") -> Tensor:

@@ -34,6 +34,7 @@ from hotrows.cache.resident import ResidentPlanner
 from hotrows.cache.seating import Seating
 from hotrows.cache.stats import Stats
 from hotrows.ops.distinct import Distinct, distinct
+from hotrows.ops.rows import NO_ROW
 from hotrows.ops.swap import Moves
 from hotrows.ops.update_rows import update_rows
 from hotrows.optim import RowOptimizer
@@ -89,6 +90,7 @@ class RowGroup:
         self.early_reads: EarlyReads | None = None
         self.uses_ring = self.reason_against_ring() is None
         self._last_move: Mark | None = None
+        self.lost: str | None = None  # why there is no cache any more
         # at most so many slots of each plan since the oldest in flight may not be taken, be it landed, or have failed
         self._protected: deque[tuple[int, int]] = deque()
 
@@ -97,6 +99,20 @@ class RowGroup:
         self.planner.batch += 1  # copies in the overflow buffer are no longer the latest
         for flight in self._flights.values():
             flight.early = None
+
+    def lose_cache(self) -> None:
+        """There is no memory for the cache any more. All its rows have been written back, and none will be again."""
+        self.lost = (
+            f"the device has no memory for a cache of {self.num_slots:,} rows any more: it was given up to make room "
+            "for rows that found no slot. All rows are in the store as they were trained; to go on, save them, and "
+            "load them into bags with a smaller cache"
+        )
+        if isinstance(self.planner, Planner):
+            self.planner.slots.row.fill_(NO_ROW)
+
+    def _check_cache(self) -> None:
+        if self.lost is not None:
+            raise MemoryError(self.lost)
 
     def __del__(self) -> None:
         """Memory that streams still use must not go back to PyTorch, which would hand it out again."""
@@ -268,6 +284,7 @@ class RowGroup:
         return flight
 
     def _plan(self, request: Request, placing: Placing, after: tuple[Mark, ...]) -> list[Flight]:
+        self._check_cache()
         oldest = self.oldest
         flights = self.seating.plan(request, oldest) if placing is Placing.ALL_OR_NOTHING else []
         if not flights:
@@ -408,6 +425,7 @@ class RowGroup:
 
     def acquire(self, flight: Flight) -> Plan:
         """Let the caller's lane wait until the rows of a plan are there."""
+        self._check_cache()
         assert flight.moved is not None
         self._hold_caller(flight.moved)
         return flight.plan
@@ -457,6 +475,7 @@ class RowGroup:
 
     def update(self, flight: Flight, grads: LookupGrads) -> None:
         """Apply one optimizer step to the rows of a plan, in the caller's lane."""
+        self._check_cache()
         if self.early_reads is not None and self.early_reads.last is not None:
             self._hold_caller(self.early_reads.last)
         self.apply(flight.plan, grads, self.next_step())

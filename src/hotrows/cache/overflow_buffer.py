@@ -28,7 +28,7 @@ def reserve(group: "RowGroup", num: int) -> None:
         if group.cache.nbytes <= MOST_TWICE:
             _grow_by_copy(group, room)
         else:
-            _grow_through_store(group, room)
+            _grow_through_store(group, (room, num))
     caller_mark(group.device).wait()  # the old one is read no more, the new one is written
 
 
@@ -38,22 +38,44 @@ def _grow_by_copy(group: "RowGroup", room: int) -> None:
     group.cache = grown
 
 
-def _grow_through_store(group: "RowGroup", room: int) -> None:
-    """Write the rows back, and read them into the new memory once the old is given up: it may be most of the device's.
+def _grow_through_store(group: "RowGroup", rooms: tuple[int, ...]) -> None:
+    """Write the rows back, and read them into new memory once the old is given up: it may be most of the device's.
 
     What is in the buffer is in use by no batch, for the next one is about to be written over it.
+
+    Args:
+        rooms: to have in the buffer, the last of them at least.
     """
     num_before, width = group.cache.shape
+    sizes = (*(group.num_slots + room for room in rooms), num_before)
+    failed: Exception | None = None
     with uninterrupted():  # between the two, rows are not where the index says
-        group.stats.bytes_out += move_all_slots(group, out=True)
+        _count(group, out=True)
         group.cache = group.cache.new_empty(0, width)
         try:
-            group.cache = group.cache.new_zeros(group.num_slots + room, width)
-        except BaseException:
-            group.cache = group.cache.new_zeros(num_before, width)  # what was given up is there to be had
-            raise
-        finally:
-            group.stats.bytes_in += move_all_slots(group, out=False)
+            for size in sizes:
+                try:
+                    group.cache = group.cache.new_zeros(size, width)
+                    break
+                except (RuntimeError, MemoryError) as error:
+                    failed = failed or error
+            if len(group.cache) < group.num_slots:
+                raise failed or MemoryError
+            _count(group, out=False)
+        except BaseException as error:
+            group.lose_cache()
+            raise MemoryError(group.lost) from error
+    if failed is not None and len(group.cache) < sizes[-2]:
+        raise failed
+
+
+def _count(group: "RowGroup", out: bool) -> None:
+    """Move all rows out or in, and count it."""
+    num_bytes = move_all_slots(group, out)  # which changes the stats itself
+    if out:
+        group.stats.bytes_out += num_bytes
+    else:
+        group.stats.bytes_in += num_bytes
 
 
 def fetch(group: "RowGroup", flight: Flight) -> None:

@@ -55,12 +55,15 @@ def iterate_ahead_if_slow(items: Iterable[Item]) -> Iterator[Item]:
             return
         yield item  # type: ignore[misc]
     took: list[float] = []
-    while len(took) < TRIED and sum(seconds > VERY_SLOW for seconds in took) < ENOUGH:
+    num_very_slow = 0
+    while len(took) < TRIED and num_very_slow < ENOUGH:
         began = time.perf_counter()
         try:
             item = next(source)
         except StopIteration:
             return
         took.append(time.perf_counter() - began)
+        num_very_slow += took[-1] > VERY_SLOW
         yield item
-    yield from iterate_ahead(source) if median(took) > HANDING_OVER else source
+    is_slow = num_very_slow >= ENOUGH or median(took) > HANDING_OVER
+    yield from iterate_ahead(source) if is_slow else source
