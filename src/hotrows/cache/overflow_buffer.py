@@ -23,7 +23,8 @@ def reserve(group: "RowGroup", num: int) -> None:
     if group.num_slots + num <= group.cache.shape[0]:
         return
     group.wait_for_moves()
-    room = max(num, 2 * (group.cache.shape[0] - group.num_slots))
+    # the next batch may have a few more, and to grow takes long
+    room = max(num + num // 4, 2 * (group.cache.shape[0] - group.num_slots))
     with writable_state():
         if group.cache.nbytes <= MOST_TWICE:
             _grow_by_copy(group, room)
