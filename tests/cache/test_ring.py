@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import signal
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -262,6 +263,21 @@ def test_all_rows_on_the_device():
     same(ours, train(batches, ring=False, store="device")[0])
     assert seats == NUM_BATCHES - 1, "a batch of another shape has no place in the ring"
     assert stats.misses == 0
+
+
+def test_a_loop_that_is_collected_with_its_bags_complains_of_nothing(monkeypatch):
+    """As at the end of a script that has failed in its loop."""
+    complaints = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    bags = make_bags(True, 200, 2)
+    held = {"bags": bags, "loop": hotrows.lookahead(make_batches(12), bags, depth=2, window=7, ids=lambda b: b)}
+    (bags(next(held["loop"])) ** 2).sum().backward()
+    held["itself"] = held
+    gone = weakref.ref(bags)
+    del bags, held
+    gc.collect()
+    assert gone() is None
+    assert not complaints, complaints[0].exc_value
 
 
 @parties

@@ -88,7 +88,8 @@ class Bench:
     @property
     def timing(self) -> str:
         """How speeds are taken, in words."""
-        return f"{'Mean' if self.on_gpu else 'Fastest span'} after a warm-up, of {self.num_steps} iterations."
+        best = f", the best of {self.scale.passes}" if self.scale.passes > 1 else ""
+        return f"{'Mean' if self.on_gpu else 'Fastest span'} after a warm-up, of {self.num_steps} iterations{best}."
 
     def counted(self, shape: str) -> DataSet:
         """A data set to count ids in: of the paper's size even on a small machine, as no table is made."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -101,7 +102,8 @@ def _run(batches: Iterator[B], bags: CachedModule, depth: int, window: int, ids:
             yield turn.batch
             loop.finish()
     finally:
-        bags.close_lookahead(loop.close)
+        with suppress(ReferenceError):  # where all of it is collected as one cycle, there is nothing left to close
+            bags.close_lookahead(loop.close)
 
 
 @dataclass(slots=True)
