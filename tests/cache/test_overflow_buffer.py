@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hotrows
-from hotrows.cache import overflow_buffer
+from hotrows.cache import contents, overflow_buffer
 from hotrows.cache.lanes import CallerLane
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -24,8 +24,9 @@ def train(bag, first, last):
 
 @pytest.fixture
 def not_twice(monkeypatch):
-    """No cache is small enough to be in memory twice."""
+    """No cache is small enough to be in memory twice, or moved at once."""
     monkeypatch.setattr(overflow_buffer, "MOST_TWICE", 0)
+    monkeypatch.setattr(contents, "AT_ONCE", 4)
 
 
 @pytest.mark.parametrize("device", DEVICES)
