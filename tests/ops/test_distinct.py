@@ -120,8 +120,13 @@ class Tables(NamedTuple):
 
 
 @pytest.mark.parametrize("by_column", [True, False])
-@pytest.mark.parametrize("largest", [10**7, 3 * 10**9])
-@pytest.mark.parametrize(("num_samples", "parts"), [(1, 2), (33, 2), (64, 4), (512, 4), (700, 2), (1024, 4)])
+@pytest.mark.parametrize(
+    ("num_samples", "parts", "largest"),
+    [
+        (1, 2, 10**7), (33, 2, 3 * 10**9), (64, 4, 10**7), (200, 4, 3 * 10**9), (512, 4, 10**7), (700, 2, 10**7),
+        (1024, 2, 10**7),
+    ],
+)  # fmt: skip
 def test_batches_sorted_as_one(num_samples, parts, largest, by_column, device, random):
     """Each as if it were alone, and all of them together."""
     tables = Tables.one_each([50, 3, 2000, 1, largest, 40], [2, 0, 3, 1, 5, 4])
