@@ -430,7 +430,7 @@ def test_no_row_of_a_bad_batch_stays_announced(party):
     assert not (table.arrays()[0] >= 0).any()
 
 
-@pytest.mark.parametrize(("party", "window", "times"), [(1, 7, 6), (4, 16, 12)])
+@pytest.mark.parametrize(("party", "window", "times"), [(1, 7, 3), (4, 16, 12)])
 def test_no_wait_where_the_table_of_upcoming_rows_is_built_anew(party, window, times, monkeypatch):
     monkeypatch.setattr(upcoming, "SMALLEST", 8)
     waited, built = [], []
