@@ -22,6 +22,14 @@ def train(bag, first, last):
     (bag(torch.arange(first, last).unsqueeze(1)) - 1.0).square().sum().backward()
 
 
+def trained(last, device):
+    """A bag with six slots, and one with all rows on the device, after a pass up to a row."""
+    bags = make_bag(6, device), make_bag("100%", device)
+    for bag in bags:
+        train(bag, 0, last)
+    return bags
+
+
 @pytest.fixture
 def not_twice(monkeypatch):
     """No cache is small enough to be in memory twice, or moved at once."""
@@ -89,9 +97,7 @@ def caches_cannot_be_had(monkeypatch):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_nothing_is_lost_where_there_is_no_memory_for_it(device, not_twice, caches_cannot_be_had):
-    bag, other = make_bag(6, device), make_bag("100%", device)
-    for module in (bag, other):
-        train(module, 0, 6)
+    bag, other = trained(6, device)
     asked = caches_cannot_be_had(2)
     with pytest.raises(torch.OutOfMemoryError, match="simulated"):
         bag(torch.arange(40).unsqueeze(1))
@@ -105,9 +111,7 @@ def test_nothing_is_lost_where_there_is_no_memory_for_it(device, not_twice, cach
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_smaller_buffer_where_there_is_memory_for_no_larger_one(device, not_twice, caches_cannot_be_had):
-    bag, other = make_bag(6, device), make_bag("100%", device)
-    for module in (bag, other):
-        train(module, 0, 20)
+    bag, other = trained(20, device)
     asked = caches_cannot_be_had(1)
     for module in (bag, other):
         train(module, 0, 30)

@@ -22,23 +22,21 @@ AT_ONCE = 1 << 20  # slots that are moved at a time, so that it takes little mem
 
 def flush(group: "RowGroup") -> None:
     """Write every row of the cache back to the store, and wait for it."""
-    num_bytes = move_all_slots(group, out=True)  # which changes the stats itself
-    group.stats.bytes_out += num_bytes
+    move_all_slots(group, out=True)
 
 
 def reload(group: "RowGroup") -> None:
     """Read every row of the cache again from the store, after the store was written from outside."""
-    num_bytes = move_all_slots(group, out=False)
-    group.stats.bytes_in += num_bytes
+    move_all_slots(group, out=False)
     group.forget_copies()
 
 
-def move_all_slots(group: "RowGroup", out: bool) -> int:
-    """Write all rows of the cache back, or read them again, and wait for it; answers the bytes that were moved."""
+def move_all_slots(group: "RowGroup", out: bool) -> None:
+    """Write all rows of the cache back, or read them again, wait for it, and count the bytes."""
     group.settle_all()
     if isinstance(group.planner, ResidentPlanner):
         caller_mark(group.device).wait()
-        return 0
+        return
     store, cache, slots, mover = group.store, group.cache, group.planner.slots, group.mover
     moving: list[Tensor] = []
 
@@ -52,7 +50,11 @@ def move_all_slots(group: "RowGroup", out: bool) -> int:
             moving.append((rows >= 0).sum())
 
     group.submit_move(work, (caller_mark(group.device), group.planned)).wait()
-    return sum(map(int, moving)) * store.layout.num_bytes
+    num_bytes = sum(map(int, moving)) * store.layout.num_bytes
+    if out:
+        group.stats.bytes_out += num_bytes
+    else:
+        group.stats.bytes_in += num_bytes
 
 
 def cached_rows(group: "RowGroup") -> Tensor:

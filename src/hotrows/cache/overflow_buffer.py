@@ -51,7 +51,7 @@ def _grow_through_store(group: "RowGroup", rooms: tuple[int, ...]) -> None:
     sizes = (*(group.num_slots + room for room in rooms), num_before)
     failed: Exception | None = None
     with uninterrupted():  # between the two, rows are not where the index says
-        _count(group, out=True)
+        move_all_slots(group, out=True)
         group.cache = group.cache.new_empty(0, width)
         try:
             for size in sizes:
@@ -62,21 +62,12 @@ def _grow_through_store(group: "RowGroup", rooms: tuple[int, ...]) -> None:
                     failed = failed or error
             if len(group.cache) < group.num_slots:
                 raise failed or MemoryError
-            _count(group, out=False)
+            move_all_slots(group, out=False)
         except BaseException as error:
             group.lose_cache()
             raise MemoryError(group.lost) from error
     if failed is not None and len(group.cache) < sizes[-2]:
         raise failed
-
-
-def _count(group: "RowGroup", out: bool) -> None:
-    """Move all rows out or in, and count it."""
-    num_bytes = move_all_slots(group, out)  # which changes the stats itself
-    if out:
-        group.stats.bytes_out += num_bytes
-    else:
-        group.stats.bytes_in += num_bytes
 
 
 def fetch(group: "RowGroup", flight: Flight) -> None:

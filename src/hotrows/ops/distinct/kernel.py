@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hotrows.ops.distinct import kernel_columns
 from hotrows.ops.distinct.kernel_in_order import count_parts, lookups_at, neighbours, sums
-from hotrows.ops.distinct.kernel_parts import Together, scatter_parts
+from hotrows.ops.distinct.kernel_parts import MOST_PARTS, Together, scatter_parts
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK, NO_ROW
 
 _NO_ROW = tl.constexpr(NO_ROW)
@@ -293,6 +293,7 @@ def _scatter_blocks(
     last = torch.iinfo(blocks.rows.dtype).max
     num_warps = max(_NUM_WARPS * width // _BLOCK, 1)
     if together is not None:
+        assert together.num_parts <= MOST_PARTS
         all_rows, all_starts, all_noted, all_told, in_all = together
         scatter_parts[(num_blocks,)](
             blocks.rows, blocks.lookups, blocks.firsts, blocks.in_parts, bad, told, place, blocks.rows.numel(),
