@@ -2,14 +2,17 @@
 
 Criteo Kaggle's tables (26 features, 33.8 M rows), a full cache of 1.5% with the hash index, fresh Zipf-distributed ids
 in every turn. No rows are moved and nothing trains: this is planning alone. The time is the GPU's, from an event before
-the turn to one after it; the median of many turns. Exit code 1 where a target is missed.
+the turn to one after it; the median of many turns. Exit code 1 where a target is missed. `--device cpu --scale 0.0005`
+shows on a machine without a GPU, in Triton's interpreter, that it runs.
 """
 
 import argparse
 import math
 import statistics
 import sys
+import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from zipf import draw_ranks
 from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.indexes import make_index
 from hotrows.cache.lanes import caller_mark
-from hotrows.cache.planner import Counts, Planner
+from hotrows.cache.planner import Counts, Placing, Plan, Planner
 from hotrows.cache.policies import make_policy
 from hotrows.cache.ring import Ring
 from hotrows.cache.slots import Slots
@@ -31,8 +34,9 @@ SHARE = 0.015
 TARGET_MS = {1024: 0.15, 16384: 0.25}
 
 
-def measure(batch_size: int, device: torch.device, depth: int, window: int, turns: int) -> dict[str, Any]:
-    sizes = tuple(column.num_ids for column in CRITEO_KAGGLE.columns)
+def measure(
+    batch_size: int, sizes: Sequence[int], device: torch.device, depth: int, window: int, turns: int
+) -> dict[str, Any]:
     num_rows = sum(sizes)
     slots = Slots(math.ceil(SHARE * num_rows), device)
     planner = Planner(slots, make_index("hash", num_rows, slots), make_policy("lookahead"))
@@ -43,8 +47,8 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
         move=lambda moves: None,
     )  # fmt: skip
     generator = torch.Generator(device).manual_seed(0)
-    waiting: deque[tuple[int, int]] = deque()
-    plans: deque[int] = deque(maxlen=depth + 1)
+    waiting: deque[tuple[int, int]] = deque()  # place and number
+    planned: deque[int] = deque(maxlen=depth + 1)
     rows_of: dict[int, int] = {}  # distinct rows by place
     times, misses, unique, number = [], [], [], 0
     while len(times) < turns:
@@ -52,62 +56,74 @@ def measure(batch_size: int, device: torch.device, depth: int, window: int, turn
         place = ring.next_place()
         ring.prepare_announcement([ids], place, number)
         waiting.append((place, number))
-        number += 1
-        planned, of = waiting[0] if len(waiting) == window else (None, -1)
-        if planned is not None:
-            waiting.popleft()
-            oldest = plans[0] if plans else None
-            plans.append(ring.prepare_plan(planned, oldest, of, rows_of[planned], everywhere=False)[0])
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(device)
-        start.record()
-        ring.run(True, planned is not None, 0)
-        end.record()
+        plan: Plan | None = None
+        if len(waiting) == window:
+            due, of = waiting.popleft()
+            oldest = planned[0] if planned else None
+            batch, at_all = ring.prepare_plan(due, oldest, of, rows_of[due], everywhere=False)
+            plan = ring.plan_in(ring.seats_of(due)[0], batch, of, rows_of[due], at_all)
+            planned.append(batch)
+        ms = _time(lambda plans=plan is not None: ring.run(True, plans, 0), device)
         ring.ran(caller_mark(device))
-        torch.cuda.synchronize(device)
-        for told, count in [(waiting[-1], int(ring.told[waiting[-1][0]][0]))]:
-            planner.counted(told[1], count)
-            rows_of[told[0]] = count
-        if planned is not None:
-            counts = Counts(*ring.counts[ring.seats_of(planned)[0]].tolist())
+        rows_of[place] = int(ring.told[place][0])
+        planner.counted(number, rows_of[place])
+        number += 1
+        if plan is not None:
+            counts = Counts(*ring.counts[ring.seats_of(due)[0]].tolist())
             assert counts.fits, "the cache is too small for the batches in flight"
-            planner.index.replaced(counts.evictions, rows_of[planned])
-            planner.policy.came(of)
+            planner.settle(plan, counts, Placing.ALL_OR_NOTHING)
             if counts.evictions == counts.misses > 0:  # the cache is full
-                times.append(start.elapsed_time(end))
+                times.append(ms)
                 misses.append(counts.misses)
                 unique.append(counts.unique)
     ms = statistics.median(times)
-    target = TARGET_MS.get(batch_size)
+    target = TARGET_MS.get(batch_size) if device.type == "cuda" else None
     return {
         "batch_size": batch_size, "ms": ms, "target_ms": target, "enough": target is None or ms <= target,
         "unique": statistics.mean(unique), "misses": statistics.mean(misses), "slots": slots.num,
     }  # fmt: skip
 
 
-def main() -> int:
+def _time(work: Callable[[], None], device: torch.device) -> float:
+    """Milliseconds, of the GPU where there is one; the work is done then."""
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        work()
+        return 1e3 * (time.perf_counter() - begun)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    start.record()
+    work()
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--window", type=int, default=16)
     parser.add_argument("--turns", type=int, default=60)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    given = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("PyTorch sees no CUDA device here; this measures a GPU")
-        return 2
-    device = torch.device("cuda", torch.cuda.current_device())
-    environment = describe("cuda")
+    parser.add_argument("--scale", type=float, default=1.0, help="of all tables; targets are for 1")
+    parser.add_argument("--device", default="cuda", help="cuda (default) or cpu")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results to this file")
+    given = parser.parse_args(arguments)
+    if given.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no CUDA device here, use --device cpu")
+    device = torch.device(given.device)
+    sizes = [max(1, round(column.num_ids * given.scale)) for column in CRITEO_KAGGLE.columns]
+    environment = describe(given.device)
     print_heading(__doc__.splitlines()[0], environment)
     print(f"{'batch':>7}{'ms':>8}{'at most':>9}{'distinct rows':>15}{'misses':>9}")
     results = []
     for batch_size in given.batch_sizes:
-        found = measure(batch_size, device, given.depth, given.window, given.turns)
+        found = measure(batch_size, sizes, device, given.depth, given.window, given.turns)
         results.append(found)
         wanted = "" if found["target_ms"] is None else f"{found['target_ms']:.2f}"
         print(f"{batch_size:7}{found['ms']:8.3f}{wanted:>9}{found['unique']:15,.0f}{found['misses']:9,.0f}", flush=True)
     if given.json:
-        write_json(given.json, environment, {"results": results})
+        write_json(given.json, environment, {"scale": given.scale, "results": results})
     return 0 if all(found["enough"] for found in results) else 1
 
 
