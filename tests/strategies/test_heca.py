@@ -16,7 +16,7 @@ import hotrows
 from hotrows.batch import Batch, Jagged
 from hotrows.cache.flights import Flight, Request
 from hotrows.cache.indexes.hashed import HashIndex
-from hotrows.cache.policies import LRU
+from hotrows.cache.policies import LFU, LRU, Policy
 from hotrows.cli.show import show_run
 from hotrows.profile.sampled_counts import sampled_counts
 from hotrows.strategies import CacheSettings, make_strategy
@@ -129,10 +129,21 @@ def test_a_loop_left_early_and_begun_again() -> None:
     assert_equal(result_of(bags), on_the_device(batches, CPU))
 
 
-def test_its_parts_are_the_papers() -> None:
-    group = bags_of(make()).groups[0]
+@pytest.mark.parametrize(("options", "policy"), [({}, LFU), ({"victims": "lru"}, LRU)])
+def test_its_parts_are_the_papers(options: dict[str, Any], policy: type[Policy]) -> None:
+    group = bags_of(make(**options)).groups[0]
     assert isinstance(group.planner.index, HashIndex)  # type: ignore[union-attr]
-    assert isinstance(group.planner.policy, LRU)  # type: ignore[union-attr]
+    assert isinstance(group.planner.policy, policy)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("victims", "gone"), [("lfu", 2), ("lru", 1)])
+def test_the_victim_is_the_least_frequent_or_the_least_recent(victims: str, gone: int, device: torch.device) -> None:
+    """Row 1 was looked up twice, then row 2 once, then row 0 more often; the cache is full when row 3 comes."""
+    bags = bags_of(make(5, victims=victims), device)  # two of the slots are for the other tables' row 0
+    for batch in as_batches([1, 1], [2], [0], [0], [0], [3]):
+        step(bags, batch.ids)
+    rows = bags.groups[0].planner.slots.row.tolist()  # type: ignore[union-attr]
+    assert {0, 1, 2, 3} - set(rows) == {gone}
 
 
 # -- hot rows and victims ---------------------------------------------------------------------------------------------
@@ -283,6 +294,7 @@ def test_frequencies_are_counted_on_a_random_sample() -> None:
         ({"hot": "101%"}, "at most 100%"),
         ({"sample": 0.0}, "heca.sample is 0.0"),
         ({"dynamic": 0.0}, "heca.dynamic is 0.0"),
+        ({"victims": "fifo"}, "heca.victims is 'fifo': known are lfu, lru"),
         ({"consistency": "eventual"}, "heca.consistency is 'eventual': known are exact, stale"),
     ],
 )

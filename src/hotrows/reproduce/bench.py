@@ -2,8 +2,9 @@
 
 import gc
 import json
+import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,11 +24,24 @@ NUM_RECORDS = 20
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes on the device."""
+
+    allocated: int = 0  # to tensors, when training was over
+    reserved: int = 0  # by PyTorch for them, then
+    most: int = 0  # allocated at any time
+
+    def beyond(self, before: "Memory") -> "Memory":
+        return Memory(self.allocated - before.allocated, self.reserved - before.reserved)
+
+
+@dataclass(frozen=True)
 class Trained:
-    """A training run: its summary, and a record every few steps."""
+    """A training run: its summary, a record every few steps, and the device memory it took."""
 
     summary: dict[str, Any]
     records: list[dict[str, Any]]
+    memory: "Memory"
     on_gpu: bool
 
     @property
@@ -37,15 +51,13 @@ class Trained:
 
     @property
     def samples_per_second(self) -> float:
-        """After the warm-up: on a GPU over all of it, on a CPU that of the fastest record.
+        """After the warm-up: on a GPU the median of the records, on a CPU that of the fastest one.
 
-        A CPU does other things too, and the fastest is the one least disturbed. A GPU's records overlap: the host looks
-        at the clock before the GPU is done.
+        A CPU does other things too, and the fastest record is the one least disturbed. A GPU's records overlap: the
+        host looks at the clock before the GPU is done, so one that seems fast has left its last steps to the next.
         """
-        first, last = self.warm[0], self.warm[-1]
-        if self.on_gpu and first is not last:
-            return float((last["samples"] - first["samples"]) / (last["seconds"] - first["seconds"]))
-        return float(max(record["samples_per_second"] for record in self.warm))
+        speeds = [float(record["samples_per_second"]) for record in self.warm]
+        return statistics.median(speeds) if self.on_gpu else max(speeds)
 
     def total(self, name: str) -> int:
         """The sum of a count over the warm records."""
@@ -89,7 +101,8 @@ class Bench:
     def timing(self) -> str:
         """How speeds are taken, in words."""
         best = f", the best of {self.scale.passes}" if self.scale.passes > 1 else ""
-        return f"{'Mean' if self.on_gpu else 'Fastest span'} after a warm-up, of {self.num_steps} iterations{best}."
+        kind = "Median" if self.on_gpu else "Fastest"
+        return f"{kind} of the spans after a warm-up, of {self.num_steps} iterations{best}."
 
     def counted(self, shape: str) -> DataSet:
         """A data set to count ids in: of the paper's size even on a small machine, as no table is made."""
@@ -138,35 +151,45 @@ class Bench:
         config.check()
         device = choose_device(config.device)
         gc.collect()
-        held = _begin_memory(device)
+        before = _begin_memory(device)
         strategy = strategy_of(config)
         inform(strategy, data)
         strategy.sampled_counts = data.sampled_counts
         parts = build(config, data.schema, device, strategy)
         _begin_memory(device)  # what making the rows took for a moment is not what training takes
-        records = _Records(lambda done: self.progress(what, done), strategy.warmed_up)
+        records = _Records(lambda done: self.progress(what, done), strategy.warmed_up, device)
         outcome = Trainer(config, data, parts, strategy, [records], Timeline()).train()
         if outcome.interrupted:
             raise KeyboardInterrupt
         summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
-        summary["device_memory"] -= held
-        return Trained(summary, records.found, device.type == "cuda")
+        summary["device_memory"] -= before.allocated
+        most = int(summary["device_memory"])
+        held = Memory(most, most) if records.held is None else records.held.beyond(before)
+        return Trained(summary, records.found, replace(held, most=most), device.type == "cuda")
 
 
-def _begin_memory(device: torch.device) -> int:
-    """From now on the most memory counts; answers the bytes that are allocated on a GPU already."""
+def _begin_memory(device: torch.device) -> "Memory":
+    """From now on the most memory counts; answers what is taken already."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    return _held(device) or Memory()
+
+
+def _held(device: torch.device) -> "Memory | None":
+    """What is taken on a GPU now; None elsewhere."""
     if device.type != "cuda":
-        return 0
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    return int(torch.cuda.memory_allocated(device))
+        return None
+    return Memory(int(torch.cuda.memory_allocated(device)), int(torch.cuda.memory_reserved(device)))
 
 
 class _Records:
     """Keeps what the trainer tells, and says when the warm-up is over."""
 
-    def __init__(self, progress: Callable[[float], None], warmed_up: Callable[[], None]) -> None:
+    def __init__(self, progress: Callable[[float], None], warmed_up: Callable[[], None], device: torch.device) -> None:
         self.found: list[dict[str, Any]] = []
+        self.held: Memory | None = None  # when the last step was done, on a GPU
+        self._device = device
         self._progress = progress
         self._warmed_up = warmed_up
         self._is_warm = False
@@ -177,6 +200,7 @@ class _Records:
 
     def trained(self, record: dict[str, Any]) -> None:
         self.found.append(record)
+        self.held = _held(self._device)
         if not self._is_warm and record["step"] >= WARM_UP * self._num_steps:
             self._is_warm = True
             self._warmed_up()

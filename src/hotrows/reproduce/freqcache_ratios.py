@@ -109,30 +109,56 @@ def accuracy(case: Case, bench: Bench) -> Result:
 def memory(case: Case, bench: Bench) -> Result:
     rows: list[Row] = []
     found = runs_of(case, bench)
-    whole = found["all"].summary["device_memory"]
+    whole = found["all"].memory
     for mode, trained in found.items():
-        taken = trained.summary["device_memory"]
+        taken = trained.memory
         published = f"saves about {SAVING:.0%}" if mode == f"{DEFAULT:g}%" else NOT_READABLE
-        rows.append({"mode": mode, "memory": taken / MB, "saved": 1 - taken / whole, "published": published})
-    saved = next(number(row["saved"]) for row in rows if row["mode"] == f"{DEFAULT:g}%")
-    counted = (
-        "most bytes allocated on the GPU while it trains and evaluates"
-        if bench.on_gpu
-        else "on a CPU: the bytes of cache and model"
+        row: Row = {"mode": mode, "memory": taken.allocated / MB, "saved": 1 - taken.allocated / whole.allocated}
+        if bench.on_gpu:
+            row |= {
+                "reserved": taken.reserved / MB,
+                "reserved_saved": 1 - taken.reserved / whole.reserved,
+                "most": taken.most / MB,
+                "most_saved": 1 - taken.most / whole.most,
+            }
+        rows.append({**row, "published": published})
+    default = next(row for row in rows if row["mode"] == f"{DEFAULT:g}%")
+    saved, at_most = number(default["saved"]), number(default["most_saved"]) if bench.on_gpu else 0.0
+    on_gpu = (
+        Column("reserved", "reserved then, MB", ",.1f"),
+        Column("reserved_saved", "saved of that", ".1%"),
+        Column("most", "most allocated, MB", ",.1f"),
+        Column("most_saved", "saved of that", ".1%"),
     )
+    notes = [f"Paper: bars on an axis from {case.memory}."]
+    if bench.on_gpu:
+        notes += [
+            "Memory is counted as in the paper's published code, which asks for what is allocated and reserved when "
+            "the last iteration of an epoch is over. What an iteration takes besides while it runs is the same with a "
+            f"cache and without one: of the most that is allocated at any time, 1.5% saves {at_most:.1%}."
+        ]
+    else:
+        notes += ["Memory is on a CPU: the bytes of cache and model."]
     return Result(
         (
             *MODES,
-            Column("memory", "device memory, MB", ",.1f"),
+            Column("memory", "allocated after training, MB" if bench.on_gpu else "device memory, MB", ",.1f"),
             Column("saved", "saved", ".1%"),
+            *(on_gpu if bench.on_gpu else ()),
             Column("published", "paper", "", published=True),
         ),
         rows,
         [
-            Claim("a cache of 1.5% saves at least 80% of the memory", saved >= SAVING, f"{saved:.1%}"),
+            Claim(
+                "a cache of 1.5% saves at least 80% of the memory, counted as published"
+                if bench.on_gpu
+                else "a cache of 1.5% saves at least 80% of the memory",
+                saved >= SAVING,
+                f"{saved:.1%}",
+            ),
         ],
         settings=settings_of(case, bench),
-        notes=[f"Memory is {counted}. Paper: bars on an axis from {case.memory}."],
+        notes=notes,
     )
 
 
@@ -193,8 +219,14 @@ def draw_accuracy(figure: "Figure", result: Result) -> None:
 
 def draw_memory(figure: "Figure", result: Result) -> None:
     (axes,) = draw.axes_of(figure)
-    draw.bars(axes, result.values("mode"), {"ours": result.values("memory")}, lambda value: f"{value:,.0f}")
-    axes.patches[0].set_color(QUIET)
+    series = {"allocated after training": result.values("memory")}
+    if "most" in result.rows[0]:
+        series["at most"] = result.values("most")
+    draw.bars(axes, result.values("mode"), series, lambda value: f"{value:,.0f}", colors=draw.SHADES[2:0:-1])
+    if len(series) > 1:
+        draw.legend_above(axes)
+    else:
+        axes.patches[0].set_color(QUIET)
     draw.level(axes, (1 - SAVING) * result.values("memory")[0], "paper, 1.5%:\n80% saved")
     draw.thousands(axes)
     draw.titled(axes, "Device memory by cache ratio", "rows on the device", "MB")

@@ -3,7 +3,7 @@
 A Heterogeneous Embedding Caching Algorithm for Multi-GPU CTR Prediction Model Training (2024). Where the paper's
 Algorithm 1 is silent, its cache is ours: the hash index probes a bounded number of cells, every victim is written back,
 and a batch for which there are too few victims goes through the overflow buffer. Among the rows that may go, the paper
-names no order; here the least recently used goes first.
+names no order; here the one looked up least often since it came goes first, or the least recently used (`victims`).
 """
 
 import logging
@@ -28,6 +28,7 @@ from hotrows.table import Table
 logger = logging.getLogger("hotrows")
 
 CONSISTENCIES = ("exact", "stale")
+VICTIMS = ("lfu", "lru")
 DEPTH = 1  # the next batch's rows are fetched while the current one trains
 WINDOW = 4  # batches taken from the loader ahead: the next ones' plans are made a turn or two before they move
 
@@ -42,6 +43,8 @@ class HecaOptions:
         sample: share of the training samples that frequencies are counted on.
         sample_seed: of that sample.
         dynamic: share of the cache, at least, for rows that come and go; hot rows beyond the rest are left out.
+        victims: which of them goes first: "lfu", the one looked up least often since it came, which keeps more of a
+            click log's rows, or "lru", the least recently used, for logs whose users and items come and go.
         consistency: "exact", or "stale": the next batch reads its rows when they are fetched, before the current one
             has updated them, as published.
     """
@@ -50,6 +53,7 @@ class HecaOptions:
     sample: float = 0.05
     sample_seed: int = 0
     dynamic: float = 0.5
+    victims: str = "lfu"
     consistency: str = "exact"
 
     def __post_init__(self) -> None:
@@ -58,6 +62,8 @@ class HecaOptions:
             raise ValueError(f"heca.sample is {self.sample}, it must be above 0 and at most 1: 0.05 for 5%")
         if not 0 < self.dynamic <= 1:
             raise ValueError(f"heca.dynamic is {self.dynamic}, it must be above 0 and at most 1: 0.5 for half")
+        if self.victims not in VICTIMS:
+            raise ValueError(f"heca.victims is {self.victims!r}: known are {', '.join(VICTIMS)}")
         if self.consistency not in CONSISTENCIES:
             raise ValueError(f"heca.consistency is {self.consistency!r}: known are {', '.join(CONSISTENCIES)}")
 
@@ -65,7 +71,7 @@ class HecaOptions:
 class HecaStrategy(Strategy):
     """A static part of the cache for hot rows, a dynamic one for the next batch's misses, three overlapping stages.
 
-    Of the cache's settings only its size counts: index, order of victims and depth are HECA's own.
+    Of the cache's settings only its size counts: index, policy and depth are HECA's own.
     """
 
     loads_ahead = True
@@ -82,8 +88,8 @@ class HecaStrategy(Strategy):
         self, tables: Sequence[Table], dim: int, optimizer: RowOptimizer, device: torch.device, seed: int
     ) -> EmbeddingBagCollection:
         bags = EmbeddingBagCollection(
-            tables, dim, cache=self.cache.size, optimizer=optimizer, policy="lru", index="hash", device=device,
-            seed=seed,
+            tables, dim, cache=self.cache.size, optimizer=optimizer, policy=self.options.victims, index="hash",
+            device=device, seed=seed,
         )  # fmt: skip
         self.hot = self._choose_hot(bags)
         preload(bags, self.hot)
