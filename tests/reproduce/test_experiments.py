@@ -11,7 +11,7 @@ import torch
 
 from hotrows.data.dataset import open_dataset
 from hotrows.reproduce import PAPERS, freqcache, heca, heca_batches
-from hotrows.reproduce.bench import Bench
+from hotrows.reproduce.bench import Bench, Memory
 from hotrows.reproduce.experiment import Claim, choose
 from hotrows.reproduce.kept import KeptDataSet
 from hotrows.reproduce.output import commit, write
@@ -80,6 +80,33 @@ def test_different_auroc_is_not_called_identical(benches: dict[str, Bench], monk
     claims = experiment.run(dataclasses.replace(bench, _trained=changed)).claims
     assert claims[0].verdict == "NO"
     assert "1.5%" in claims[0].found
+
+
+def test_memory_on_a_gpu_is_judged_as_published(benches: dict[str, Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is allocated when training is over; the most at any time is said beside it."""
+    (experiment,) = choose(PAPERS["freqcache"].experiments, ["fig8"], "freqcache")
+    experiment.run(benches["freqcache"])
+    memory = {True: Memory(5_000_000, 9_000_000, 8_000_000), False: Memory(500_000, 4_500_000, 3_000_000)}
+    changed = {
+        key: dataclasses.replace(trained, memory=memory['"strategy": "device"' in key])
+        for key, trained in benches["freqcache"]._trained.items()
+    }
+    monkeypatch.setattr(Bench, "on_gpu", True)
+    result = experiment.run(dataclasses.replace(benches["freqcache"], _trained=changed))
+    (claim,) = result.claims
+    assert (claim.verdict, claim.found) == ("yes", "90.0%")
+    row = next(row for row in result.rows if row["mode"] == "1.5%")
+    assert (row["saved"], row["reserved_saved"], row["most_saved"]) == pytest.approx((0.9, 0.5, 0.625))
+    assert "1.5% saves 62.5%" in result.notes[-1]
+
+
+@pytest.mark.gpu
+def test_memory_is_counted_when_training_is_over() -> None:
+    bench = Bench(TINY["freqcache"], "cuda")
+    (experiment,) = choose(PAPERS["freqcache"].experiments, ["fig7"], "freqcache")
+    for row in experiment.run(bench).rows:
+        assert 0 < row["memory"] < row["most"]  # type: ignore[operator]
+        assert row["memory"] < row["reserved"]  # type: ignore[operator]
 
 
 def test_duplicates_are_the_papers_to_a_point() -> None:
