@@ -112,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no CUDA device here, use --device cpu")
     device = torch.device(given.device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     sizes = [max(1, round(column.num_ids * given.scale)) for column in CRITEO_KAGGLE.columns]
     environment = describe(given.device)
     print_heading(__doc__.splitlines()[0], environment)

@@ -12,6 +12,10 @@ from hotrows.nn.module import CachedModule
 
 B = TypeVar("B")
 
+# On CUDA the first batches are timed, and one in so many after them: events take the host as long as a short step.
+ALL_OF = 16
+EVERY = 8
+
 
 @dataclass(frozen=True)
 class StageTimes:
@@ -40,7 +44,7 @@ class StageTimes:
 
 
 class StageClock:
-    """Times the stages of loops over batches.
+    """Times the stages of loops over batches: on the CPU of all, on CUDA of all at first and then of some.
 
     What happens while the bags are in eval mode is left out, and with it the batches of a loop that it interrupts.
     """
@@ -52,11 +56,12 @@ class StageClock:
         self._trainer, self._wall = Stopwatch(bags.device), Stopwatch(bags.device)
         self._lanes: list[Stopwatch] = []
         self._num_loaded = self._num_trained = self._num_turns = self._num_collected = 0
-        self._running = False
+        self._num_begun = 0
+        self._is_timed = False  # the batch that is on its way, or trains
         for group in bags.groups:
             plans, moves = Stopwatch(bags.device), Stopwatch(bags.device)
-            group.plan_lane = TimedLane(group.plan_lane, plans, self._is_running)
-            group.move_lane = TimedLane(group.move_lane, moves, self._is_running)
+            group.plan_lane = TimedLane(group.plan_lane, plans, self._times_lanes)
+            group.move_lane = TimedLane(group.move_lane, moves, self._times_lanes)
             self._lanes += [plans, moves]
 
     def is_of(self, bags: CachedModule) -> bool:
@@ -76,33 +81,40 @@ class StageClock:
 
     def training(self, batches: Iterable[B]) -> Iterator[B]:
         """The same batches, what is done with each of them timed."""
-        before: Moment | None = None
-        self._running = True
+        before: Moment | None = None  # when the batch before ended, where it is wanted
+        coming = iter(batches)
         try:
-            for batch in batches:
-                self._num_collected += 1
-                self._hold_for_rows()
-                begin, stalled, num_read = moment(self._bags.device), self._stall_seconds(), self._num_read()
+            while True:
+                self._is_timed = self._next_is_timed()
+                try:
+                    batch = next(coming)
+                except StopIteration:
+                    return
+                self._num_begun += 1
+                stalled, num_read = self._stall_seconds(), self._num_read()
+                begin: Moment | None = None
+                if self._is_timed:
+                    self._num_collected += 1
+                    self._hold_for_rows()
+                    begin = moment(self._bags.device)
                 yield batch
-                end = moment(self._bags.device)
-                if self._num_read() != num_read:
-                    before = end
-                    continue
-                self._num_trained += 1
-                self._trainer.add(begin, end)
-                self._trainer.take_off(self._stall_seconds() - stalled)
-                if before is not None:  # the first batch of a loop waits for the pipeline to fill
-                    self._num_turns += 1
-                    self._wall.add(before, end)
+                end = moment(self._bags.device) if begin is not None or self._next_is_timed() else None
+                if begin is not None and end is not None and self._num_read() == num_read:
+                    self._num_trained += 1
+                    self._trainer.add(begin, end)
+                    self._trainer.take_off(self._stall_seconds() - stalled)
+                    if before is not None:  # the first batch of a loop waits for the pipeline to fill
+                        self._num_turns += 1
+                        self._wall.add(before, end)
                 before = end
         finally:
-            self._running = False
+            self._is_timed = False
 
     def restart(self) -> None:
         """Forget what was timed so far."""
         for stopwatch in (self._loader, self._trainer, self._wall, *self._lanes):
             stopwatch.restart()
-        self._num_loaded = self._num_trained = self._num_turns = self._num_collected = 0
+        self._num_loaded = self._num_trained = self._num_turns = self._num_collected = self._num_begun = 0
 
     def times(self) -> StageTimes:
         """Waits for the device."""
@@ -115,8 +127,12 @@ class StageClock:
             wall=self._wall.seconds() / max(1, self._num_turns),
         )
 
-    def _is_running(self) -> bool:
-        return self._running and self._bags.training
+    def _next_is_timed(self) -> bool:
+        is_all = self._bags.device.type != "cuda" or self._num_begun < ALL_OF
+        return is_all or self._num_begun % EVERY == 0
+
+    def _times_lanes(self) -> bool:
+        return self._is_timed and self._bags.training
 
     def _hold_for_rows(self) -> None:
         """On CUDA the stream waits for the batch's rows here, so that the wait is not part of the training's time."""
