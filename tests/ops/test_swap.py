@@ -15,8 +15,8 @@ def on_host(device):
 
 @pytest.mark.parametrize("num_words", [4, 16, 100, 128, 1040])
 @pytest.mark.parametrize(("num_moves", "count"), [(0, 0), (1, 1), (7, 7), (100, 60), (100, 0), (2000, 1900)])
-@pytest.mark.parametrize("most_programs", [2, 132])
-def test_matches_reference(most_programs, num_words, num_moves, count, device, on_host, random, monkeypatch):
+@pytest.mark.parametrize(("most_programs", "haste"), [(2, 1.0), (132, 1.0), (132, 2.0)])
+def test_matches_reference(most_programs, haste, num_words, num_moves, count, device, on_host, random, monkeypatch):
     monkeypatch.setattr(kernel, "_MOST", most_programs)
     cache = torch.randn(num_moves + 5, num_words, generator=random)
     store = torch.randn(3 * num_moves + 5, num_words, generator=random)
@@ -29,7 +29,7 @@ def test_matches_reference(most_programs, num_words, num_moves, count, device, o
 
     on_device, ours = cache.to(device, copy=True), on_host(store)
     moves = Moves(slots, rows_out, rows_in, num)
-    kernel.swap(on_device, ours, Moves(*(each.to(device) for each in moves)))
+    kernel.swap(on_device, ours, Moves(*(each.to(device) for each in moves[:4]), haste=haste))
     if device.type == "cuda":
         torch.cuda.synchronize()
     reference.swap(cache, store, moves)

@@ -161,6 +161,14 @@ def test_rows_on_the_host_may_get_fewer_steps() -> None:
     assert dataclasses.replace(bench, steps=2).steps_of("host") == 2
 
 
+def test_small_batches_train_more_steps() -> None:
+    scale = dataclasses.replace(TINY["heca"], most_times=4, host_steps=3)
+    bench = Bench(scale, "cpu")
+    assert [bench.steps_of("heca", times) for times in (1, 2, 4, 8)] == [4, 8, 16, 16]
+    assert bench.steps_of("host", 8) == 3
+    assert bench.iterations == "4 iterations (16 at most where batches are smaller)"
+
+
 def test_a_copy_of_a_checkout_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTROWS_COMMIT", "0123456789ab")
     assert commit.__wrapped__() == "0123456789ab"

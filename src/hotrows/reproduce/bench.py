@@ -88,10 +88,15 @@ class Bench:
     def num_steps(self) -> int:
         return self.scale.steps if self.steps is None else self.steps
 
-    def steps_of(self, strategy: str) -> int:
-        """Of a run with this strategy: rows on the host take long, and may get fewer."""
+    def steps_of(self, strategy: str, times: int = 1) -> int:
+        """Of a run with this strategy: rows on the host take long, and may get fewer.
+
+        Args:
+            times: how many such batches are as large as the largest.
+        """
+        steps = self.num_steps * min(times, self.scale.most_times)
         most = self.scale.host_steps if strategy == "host" else None
-        return self.num_steps if most is None else min(most, self.num_steps)
+        return steps if most is None else min(most, self.num_steps)
 
     @property
     def on_gpu(self) -> bool:
@@ -102,7 +107,14 @@ class Bench:
         """How speeds are taken, in words."""
         best = f", the best of {self.scale.passes}" if self.scale.passes > 1 else ""
         kind = "Median" if self.on_gpu else "Fastest"
-        return f"{kind} of the spans after a warm-up, of {self.num_steps} iterations{best}."
+        return f"{kind} of the spans after a warm-up, of {self.iterations}{best}."
+
+    @property
+    def iterations(self) -> str:
+        """How many a run has, in words."""
+        most = self.num_steps * self.scale.most_times
+        smaller = f" ({most:,} at most where batches are smaller)" if most > self.num_steps else ""
+        return f"{self.num_steps:,} iterations{smaller}"
 
     def counted(self, shape: str) -> DataSet:
         """A data set to count ids in: of the paper's size even on a small machine, as no table is made."""
@@ -127,14 +139,14 @@ class Bench:
                 )
         return self._kept[shape]
 
-    def train(self, what: str, config: RunConfig, data: KeptDataSet, again: int = 0) -> Trained:
-        """Train as configured, for the number of steps of its strategy.
+    def train(self, what: str, config: RunConfig, data: KeptDataSet, again: int = 0, times: int = 1) -> Trained:
+        """Train as configured, for the number of steps of its strategy; `times` as in `steps_of`.
 
         A run that was made is not made again, but for one with another number `again`.
         """
         config.data, config.device, config.save = data.name, self.device, False
         config.train.precision = self.precision
-        config.train.max_steps = self.steps_of(config.strategy)
+        config.train.max_steps = self.steps_of(config.strategy, times)
         config.train.log_every = max(1, config.train.max_steps // NUM_RECORDS)
         key = json.dumps([config.to_json(), again], sort_keys=True)
         if key not in self._trained:

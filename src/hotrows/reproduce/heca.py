@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SCALES = {
     "small": Scale("small", steps=50, samples=2**17, eval_samples=2048, rows=0.05, batch=8, cache=4, dim=8, passes=3),
-    "full": Scale("full", steps=600, samples=2**20, eval_samples=2**16, host_steps=100, passes=2),
+    "full": Scale("full", steps=600, samples=2**20, eval_samples=2**16, host_steps=100, passes=3, most_times=4),
 }
 HOT_IDS = 0.0443
 MOST_FREQUENT = 10**7

@@ -63,7 +63,7 @@ def fig_8(bench: Bench) -> Result:
             "Cache sizes are read as 20,000 to 80,000, as in Fig 11: the text's 2,000 to 8,000 cannot hold a batch. A "
             "lookup hits unless its row is fetched for it: of several lookups of a row in a batch one at most misses. "
             "That the paper's rates rise with the batch size suggests that it counts like this.",
-            f"After a warm-up of 30% of {bench.num_steps} iterations.",
+            f"After a warm-up of 30% of {bench.iterations}.",
         ],
     )
 

@@ -29,7 +29,7 @@ def train(bench: Bench, strategy: str, batch_size: int, cache_rows: int = DEFAUL
         train=TrainConfig(batch_size=size),
     )
     what = f"{strategy}, batch {size:,}" + (f", {rows:,} rows" if cached else "")
-    return bench.train(what, config, data, again)
+    return bench.train(what, config, data, again, times=max(BATCH_SIZES) // batch_size)
 
 
 def speeds(bench: Bench, cases: Sequence[tuple[str, int, int]]) -> dict[tuple[str, int, int], float]:
@@ -50,6 +50,7 @@ def settings_of(bench: Bench) -> dict[str, Any]:
     return {
         "data": bench.kept(SHAPE, bench.scale.batch_size(max(BATCH_SIZES))).name,
         "steps": bench.num_steps,
+        **({} if bench.scale.most_times == 1 else {"most_steps": bench.num_steps * bench.scale.most_times}),
         "host_steps": bench.steps_of("host"),
         "model": "wide-deep",
         "dim": bench.scale.dim or DIM,

@@ -16,6 +16,8 @@ class Scale:
         dim: width of the rows; None for the paper's.
         most_lr: learning rates are at most this: a smaller batch needs smaller steps, and synthetic data too.
         steps: training steps of each run.
+        most_times: batches of half the samples train twice the steps, and so on, up to so many times: a run of short
+            steps is over before a machine runs evenly.
         host_steps: of a run with all rows on the host, which takes many times as long; None: as many as others.
         passes: how often all runs that are compared for their speed are made, one after the other; the fastest counts.
         samples: that are read to count duplicates in batches.
@@ -34,6 +36,7 @@ class Scale:
     most_lr: float = 1.0
     passes: int = 1
     host_steps: int | None = None
+    most_times: int = 1
 
     def batch_size(self, published: int) -> int:
         return max(1, published // self.batch)

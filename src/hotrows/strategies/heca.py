@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch
+from hotrows.cache.movers import ZeroCopy
 from hotrows.cache.stats import Stats
 from hotrows.data.read_ahead import iterate_ahead_if_slow
 from hotrows.nn.collection import EmbeddingBagCollection
@@ -30,6 +31,7 @@ logger = logging.getLogger("hotrows")
 CONSISTENCIES = ("exact", "stale")
 VICTIMS = ("lfu", "lru")
 DEPTH = 1  # the next batch's rows are fetched while the current one trains
+HASTE = 2.0  # of the moves, which have what planning leaves of the current batch's time
 WINDOW = 4  # batches taken from the loader ahead: the next ones' plans are made a turn or two before they move
 
 
@@ -89,7 +91,7 @@ class HecaStrategy(Strategy):
     ) -> EmbeddingBagCollection:
         bags = EmbeddingBagCollection(
             tables, dim, cache=self.cache.size, optimizer=optimizer, policy=self.options.victims, index="hash",
-            device=device, seed=seed,
+            device=device, seed=seed, mover=ZeroCopy(HASTE),
         )  # fmt: skip
         self.hot = self._choose_hot(bags)
         preload(bags, self.hot)

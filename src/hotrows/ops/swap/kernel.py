@@ -62,8 +62,9 @@ def swap(cache: Tensor, store: Tensor, moves: Moves) -> None:
     words = min(triton.next_power_of_2(num_words), _MOST_WORDS)
     at_once = pair * _TILE // words  # as many words as threads at the least, so that each is moved by one alone
     grid = (min(triton.cdiv(most, at_once), max(1, _MOST // pair)),)
+    share = math.ceil(pair * _WORDS_PER_LOOKUP * most / moves.haste)
     _swap[grid](
-        cache, store, moves.slots, moves.rows_out, moves.rows_in, moves.num, math.ceil(pair * _WORDS_PER_LOOKUP * most),
+        cache, store, moves.slots, moves.rows_out, moves.rows_in, moves.num, share,
         W=num_words, MOVES=at_once, WORDS=words, FEWEST=1 if pair > 1 else _FEWEST_ALONE,
         num_warps=_NUM_WARPS, num_ctas=pair,
     )  # fmt: skip

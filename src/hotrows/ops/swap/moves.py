@@ -16,3 +16,4 @@ class Moves(NamedTuple):
     rows_out: Tensor  # int64 [K]
     rows_in: Tensor  # int64 [K]
     num: Tensor  # int32 [1], how many of the K there are
+    haste: float = 1.0  # how many times as many multiprocessors may move them as where they have a step's time
