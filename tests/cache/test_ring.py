@@ -14,6 +14,7 @@ import hotrows
 from hotrows.cache import fused, scan
 from hotrows.cache import ring as ring_module
 from hotrows.cache.group import RowGroup
+from hotrows.cache.pipeline import Pipeline
 from hotrows.cache.policies import upcoming
 from hotrows.cache.policies.upcoming import UpcomingUses
 
@@ -278,6 +279,32 @@ def test_a_loop_that_is_collected_with_its_bags_complains_of_nothing(monkeypatch
     gc.collect()
     assert gone() is None
     assert not complaints, complaints[0].exc_value
+
+
+def spy_on_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many batches were to come before each batch that was planned, in a list that grows."""
+    places: list[int] = []
+    plan = Pipeline._plan
+
+    def planned(self, place):
+        places.append(place)
+        return plan(self, place)
+
+    monkeypatch.setattr(Pipeline, "_plan", planned)
+    return places
+
+
+@pytest.mark.parametrize(("cache", "depth", "ahead"), [(24, 1, 1), (24, 2, 1), (15, 1, 0)])
+def test_room_for_few_batches_is_used_for_those_to_come(cache, depth, ahead, monkeypatch):
+    """Batches of ten rows that none of the others has: the one that has trained makes room for the next."""
+    batches = [torch.stack([torch.arange(10 * i, 10 * i + 10) % 300, torch.zeros(10).long()], 1) for i in range(28)]
+    places = spy_on_plans(monkeypatch)
+    ours, stats, seats = train(batches, ring=True, depth=depth, window=6, cache=cache, policy="lfu")
+    settled = places[len(places) // 3 :]
+    assert settled.count(ahead) > 0.8 * len(settled), places
+    assert seats == len(batches)
+    assert stats.overflow == 0
+    same(ours, train(batches, ring=False, depth=depth, window=6, cache=cache, policy="lfu")[0])
 
 
 @parties

@@ -179,8 +179,8 @@ def test_victims_are_in_neither_the_current_batch_nor_the_next_nor_the_hot_set(
     plan_ahead, settle = group.plan_ahead, group.settle
     turn, made, victims_of = 0, {}, {}
 
-    def planned(request: Request) -> list[Flight]:
-        (flight,) = plan_ahead(request)
+    def planned(request: Request, soon: bool) -> list[Flight]:
+        (flight,) = plan_ahead(request, soon)
         assert request.number is not None
         made[flight.plan.batch] = turn, request.number
         return [flight]

@@ -245,14 +245,17 @@ class RowGroup:
 
     # -- plans --------------------------------------------------------------------------------------------------
 
-    def plan_ahead(self, request: Request) -> list[Flight]:
+    def plan_ahead(self, request: Request, soon: bool = False) -> list[Flight]:
         """Plan a batch before its turn, all or nothing, and with it the others of its party: they come right after it.
 
         `settle` tells whether they fitted.
+
+        Args:
+            soon: its turn is the next one.
         """
         self.catch_up()
         self._settle_unmoved()
-        return self._plan(request, Placing.ALL_OR_NOTHING, after=())
+        return self._plan(request, Placing.ALL_OR_NOTHING, after=(), soon=soon)
 
     def surely_fits(self, request: Request) -> bool:
         """Whether a batch and its party fit beside those in flight, for all the host knows."""
@@ -283,10 +286,10 @@ class RowGroup:
             self._move(flight)
         return flight
 
-    def _plan(self, request: Request, placing: Placing, after: tuple[Mark, ...]) -> list[Flight]:
+    def _plan(self, request: Request, placing: Placing, after: tuple[Mark, ...], soon: bool = False) -> list[Flight]:
         self._check_cache()
         oldest = self.oldest
-        flights = self.seating.plan(request, oldest) if placing is Placing.ALL_OR_NOTHING else []
+        flights = self.seating.plan(request, oldest, soon) if placing is Placing.ALL_OR_NOTHING else []
         if not flights:
             flights = [self._plan_freely(request, placing, after, oldest)]
         for flight in flights:

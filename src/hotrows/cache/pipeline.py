@@ -2,7 +2,8 @@
 
 The host reads the counts of a plan a turn after it was queued (two in a ring, which is never waited for then). Where
 the batches in flight leave no room for the next one, its plan is made again later, and fewer batches are planned ahead
-from then on, unless they are sure to fit; now and then one more is tried.
+from then on, unless they are sure to fit; now and then one more is tried. Before fewer than `depth` are, the batch that
+has trained no longer stays in flight for a turn more.
 """
 
 from collections import deque
@@ -24,6 +25,7 @@ class _Entry:
     flight: Flight | None = None
     turn: int = 0  # in which it was planned
     place: int = 0  # how many batches were to come before it then
+    beside_last: bool = False  # whether the batch before the current one was in flight then
     seen: bool = False  # the plan fitted
 
 
@@ -42,6 +44,7 @@ class Pipeline:
         self._changed = 0  # turn in which the reach did
         self._current: tuple[Request, Flight | None] | None = None
         self._last: Flight | None = None  # kept in flight for one turn more
+        self._keeps_last = True  # whether there is room for that
 
     def announce(self, request: Request) -> None:
         """A batch that comes after all announced before."""
@@ -77,7 +80,7 @@ class Pipeline:
             self._let_last_go()
             if flight is None:
                 self._group.withdraw(request)  # does nothing if it was planned on the spot
-            elif flight.seat is not None and self._depth > 0:
+            elif flight.seat is not None and self._depth > 0 and self._keeps_last:
                 self._last = flight
             else:
                 self._group.drop(flight)
@@ -105,11 +108,7 @@ class Pipeline:
                 break
             if entry.turn <= turn - (1 if entry.flight.seat is None else LAG_IN_RING):
                 self._look(entry)
-        if self._reach < self._full:
-            # where little is planned ahead, there is more to win than a plan made in vain costs
-            patience = min(self._patience, PATIENCE // 2 * (self._reach + 1))
-            if turn - self._changed >= patience:
-                self._reach, self._changed = self._reach + 1, turn
+        self._try_more()
         # the batch whose turn it is, and `depth` more, are looked at; those after them will be
         first = coming[0].flight if coming else None
         last = self._depth + (1 if first is None or first.seat is None else LAG_IN_RING)
@@ -128,20 +127,38 @@ class Pipeline:
                 flight = self._plan(place)
                 if place > self._depth or (place > 0 and flight.seat is not None):
                     break
-                looked_at_all = flight.plan.looked_at_all
-                if not self._look(entry) and looked_at_all and not self._let_last_go():
+                looked_at_all, beside_last = flight.plan.looked_at_all, entry.beside_last
+                if not self._look(entry) and looked_at_all and not (self._let_last_go() or beside_last):
                     return
+
+    def _try_more(self) -> None:
+        """Now and then, plan one batch more ahead, or let the last one stay in flight again."""
+        needs_more = self._reach < self._depth
+        if not needs_more and not self._keeps_last:
+            patience = self._patience
+        elif self._reach < self._full:
+            # where little is planned ahead, there is more to win than a plan made in vain costs
+            patience = min(self._patience, PATIENCE // 2 * (self._reach + 1))
+        else:
+            return
+        if self._turn - self._changed >= patience:
+            self._changed = self._turn
+            if needs_more or self._keeps_last:
+                self._reach += 1
+            else:
+                self._keeps_last = True
 
     def _plan(self, place: int) -> Flight:
         """Plan the batch that so many come before, and its party: batches that come right after it."""
         first = self._coming[place]
-        next_place = place
-        for flight in self._group.plan_ahead(first.request):
+        next_place, beside_last = place, self._last is not None
+        for flight in self._group.plan_ahead(first.request, soon=place <= 1):
             entry = self._coming[next_place] if next_place < len(self._coming) else None
             if entry is None or entry.request is not flight.request:
                 self._group.drop(flight)  # of a batch that does not come: announcing it to another group has failed
                 continue
             entry.flight, entry.turn, entry.place, entry.seen = flight, self._turn, next_place, False
+            entry.beside_last = beside_last
             next_place += 1
         assert first.flight is not None
         return first.flight
@@ -150,7 +167,8 @@ class Pipeline:
         """See whether a plan fitted; where it did not, the batch has none again.
 
         Batches after it may have been planned meanwhile, and have taken the room it needs. So fewer are planned ahead
-        from then on, and one more than that is tried seldom: it is nearer batches that must not fail.
+        from then on, and one more than that is tried seldom: it is nearer batches that must not fail. Where it was the
+        last one that took the room, this does not stay from then on.
         """
         assert entry.flight is not None
         flight, entry.seen = entry.flight, self._group.settle(entry.flight)
@@ -160,8 +178,12 @@ class Pipeline:
         if not entry.seen and flight.plan.looked_at_all:
             self._group.seating.keep_apart(entry.request)
             reach = entry.place - (1 if entry.place <= LAG_IN_RING + 1 else 2)
-            if reach < self._reach:
-                self._reach, self._changed = max(0, reach), self._turn
+            had_last = self._keeps_last
+            if entry.beside_last and reach < self._depth:
+                self._keeps_last, reach = False, min(entry.place, self._depth)
+                self._let_last_go()
+            if reach < self._reach or had_last != self._keeps_last:
+                self._reach, self._changed = max(0, min(reach, self._reach)), self._turn
                 self._patience = min(2 * self._patience, MOST_PATIENCE)
         return entry.seen
 

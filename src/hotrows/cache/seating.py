@@ -128,11 +128,12 @@ class Seating:
                 member.error = self._failed
         self._gathering = self._announcement = None
 
-    def plan(self, request: Request, oldest: int | None) -> list[Flight]:
+    def plan(self, request: Request, oldest: int | None, soon: bool = False) -> list[Flight]:
         """Plan an announced batch and all its party in their seats; none where they have none that are free.
 
         Args:
             oldest: the first plan in flight.
+            soon: its turn is the next one: it is not to wait for another batch to be announced.
         """
         group, ring, party = self._group, self.ring, request.party
         if ring is None or ring.is_broken or party is None or party.number is None:
@@ -151,7 +152,8 @@ class Seating:
         num_rows = ring.num_lookups * len(members) if told is None else told[0]
         how = (party.place, oldest, number, num_rows, group.looks_everywhere(request), len(members))
         after = tuple(group.released)
-        mark, (last, looked_at_all) = self._turn(how, (*left, *after))
+        waits = soon and ring.party == 1 and self._announcement is not party  # until the turn ends
+        mark, (last, looked_at_all) = self._turn(how, (*left, *after), announces=not waits)
         flights = []
         for batch, member, seat in zip(itertools.count(last + 1 - len(members)), members, seats, strict=False):
             leads = member is members[0]  # its plan stands for the moves of all
@@ -224,11 +226,14 @@ class Seating:
         else:
             self._left[flight.seat] = marks
 
-    def _turn(self, how: _HowToPlan | None, after: tuple[Mark, ...]) -> tuple[Mark, tuple[int, bool]]:
+    def _turn(
+        self, how: _HowToPlan | None, after: tuple[Mark, ...], announces: bool = True
+    ) -> tuple[Mark, tuple[int, bool]]:
         """Announce what is to be announced, and plan a party, with its moves; see `Ring.prepare_plan`."""
-        group, ring, party = self._group, self.ring, self._announcement
+        group, ring, party = self._group, self.ring, self._announcement if announces else None
         assert ring is not None
-        self._announcement = None
+        if announces:
+            self._announcement = None
         made = (-1, False)
         cache_address = group.cache.data_ptr()
         if party is not None:
