@@ -1,5 +1,6 @@
 # Everything a contributor runs. Each target makes .venv by itself, and again when the dependencies change.
 PYTHON ?= python3
+JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
@@ -13,7 +14,7 @@ demo: $(INSTALLED) ## train with all rows on the device and with 1.5% of them (i
 	@$(BIN)/python examples/click_log.py
 
 test: $(INSTALLED) ## run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(JOBS)
 
 lint: $(INSTALLED) ## check style and types
 	@$(BIN)/ruff check

@@ -30,6 +30,10 @@ if not torch.cuda.is_available():
         quicken_sorting()
 
 
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # several processes share the cores
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return

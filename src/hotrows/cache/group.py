@@ -251,7 +251,7 @@ class RowGroup:
         `settle` tells whether they fitted.
 
         Args:
-            soon: its turn is the next one.
+            soon: its turn is the next one, or this.
         """
         self.catch_up()
         self._settle_unmoved()

@@ -13,7 +13,7 @@ from hotrows.cache.flights import Flight, Request
 from hotrows.cache.group import RowGroup
 
 LAG_IN_RING = 2  # turns after which the host looks at a plan
-PATIENCE = 32  # turns until one batch more is planned ahead than there was room for; then twice as long
+PATIENCE = 32  # turns until one batch more is planned ahead than there was room for; then, in vain, twice as long
 MOST_PATIENCE = 1024
 
 
@@ -128,8 +128,8 @@ class Pipeline:
                 if place > self._depth or (place > 0 and flight.seat is not None):
                     break
                 looked_at_all, beside_last = flight.plan.looked_at_all, entry.beside_last
-                if not self._look(entry) and looked_at_all and not (self._let_last_go() or beside_last):
-                    return
+                if not self._look(entry) and looked_at_all and not beside_last:
+                    return  # where the last one had taken room, it has gone, and there is another try
 
     def _try_more(self) -> None:
         """Now and then, plan one batch more ahead, or let the last one stay in flight again."""
@@ -179,12 +179,16 @@ class Pipeline:
             self._group.seating.keep_apart(entry.request)
             reach = entry.place - (1 if entry.place <= LAG_IN_RING + 1 else 2)
             had_last = self._keeps_last
-            if entry.beside_last and reach < self._depth:
-                self._keeps_last, reach = False, min(entry.place, self._depth)
+            if entry.place > self._depth:
+                reach = max(reach, self._depth)
+            elif entry.beside_last:
+                self._keeps_last, reach = False, entry.place
                 self._let_last_go()
             if reach < self._reach or had_last != self._keeps_last:
+                # one more was tried in vain a moment ago, or a batch is larger than others
+                was_tried = self._turn - self._changed <= self._full + LAG_IN_RING
+                self._patience = min(2 * self._patience, MOST_PATIENCE) if was_tried else PATIENCE
                 self._reach, self._changed = max(0, min(reach, self._reach)), self._turn
-                self._patience = min(2 * self._patience, MOST_PATIENCE)
         return entry.seen
 
     def _forget_party(self, flight: Flight) -> None:

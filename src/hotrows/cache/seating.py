@@ -2,7 +2,7 @@
 
 A batch is announced into a place, planned into the seat that goes with the place, and leaves the place once its plan is
 known to fit, the seat when it has trained. A turn announces one batch and plans another, in one recording, so what is
-announced waits for the next plan.
+announced waits for the next plan; only a plan that the host will wait for comes first, in a turn of its own.
 
 Small batches do so in parties: the first to come waits for those that will share its place, unless it is to be planned.
 Where a party does not fit into the cache, it is broken up, and from then on each batch goes by itself.
@@ -133,7 +133,7 @@ class Seating:
 
         Args:
             oldest: the first plan in flight.
-            soon: its turn is the next one: it is not to wait for another batch to be announced.
+            soon: its turn is the next one, or this: it is not to wait for another batch to be announced.
         """
         group, ring, party = self._group, self.ring, request.party
         if ring is None or ring.is_broken or party is None or party.number is None:

@@ -12,9 +12,10 @@ from hotrows.nn.module import CachedModule
 
 B = TypeVar("B")
 
-# On CUDA the first batches are timed, and one in so many after them: events take the host as long as a short step.
+# On CUDA the first batches are timed, and one in so many after them: events take the host as long as a short step. Of
+# the batches after a record is logged, which find the device with nothing to do, these are no more than of others.
 ALL_OF = 16
-EVERY = 8
+EVERY = 7
 
 
 @dataclass(frozen=True)
