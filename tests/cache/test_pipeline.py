@@ -1,0 +1,101 @@
+"""How far ahead batches are planned, by the room there is: what stands in for a cache has nothing but room."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hotrows.cache.pipeline import Pipeline
+
+BATCH = 100  # rows, which no other batch has
+
+
+@dataclass(eq=False)
+class Flight:
+    request: Any
+    fits: bool
+    seat: int = 0
+    plan: Any = field(default_factory=lambda: SimpleNamespace(looked_at_all=True))
+
+
+class Room:
+    """So many rows, of which those of batches in flight are taken."""
+
+    early_reads = None
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.flying: list[Flight] = []
+        self.num_failed = 0
+        self.seating = SimpleNamespace(end_turn=lambda: None, keep_apart=lambda request: None)
+
+    def plan_ahead(self, request: Any, soon: bool) -> list[Flight]:
+        taken = sum(flight.request.num_rows for flight in self.flying)
+        flight = Flight(request, taken + request.num_rows <= self.num_rows)
+        self.num_failed += not flight.fits
+        if flight.fits:
+            self.flying.append(flight)
+        return [flight]
+
+    def surely_fits(self, request: Any) -> bool:
+        return False
+
+    def settle(self, flight: Flight) -> bool:
+        return flight.fits
+
+    def drop(self, flight: Flight) -> None:
+        self.flying.remove(flight)
+
+    def withdraw(self, request: Any) -> None:
+        pass
+
+
+class Loop:
+    """Batches through a pipeline; all have as many rows, but for those of the numbers in `large`."""
+
+    def __init__(self, room: float, depth: int, large: dict[int, int] | None = None) -> None:
+        self.group = Room(int(room * BATCH))
+        self.pipeline = Pipeline(self.group, depth)  # type: ignore[arg-type]
+        self._large = large or {}
+        self._num = 0
+        for _ in range(depth + 4):
+            self._announce()
+
+    def turn(self) -> tuple[int, bool]:
+        """How many batches to come have a plan, and whether the one before the current one is in flight."""
+        assert self.pipeline.turn()[1] is not None
+        planned = [entry.flight is not None and entry.flight.fits for entry in self.pipeline._coming]
+        found = planned.index(False), len(self.group.flying) > 1 + sum(planned)
+        self.pipeline.finish()
+        self._announce()
+        return found
+
+    def _announce(self) -> None:
+        num_rows = self._large.get(self._num, BATCH)
+        self.pipeline.announce(SimpleNamespace(num_rows=num_rows, error=None, party=None))  # type: ignore[arg-type]
+        self._num += 1
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("room", [1.5, 2.5, 3.5, 4.5, 5.5, 6.5])
+def test_room_is_used_for_batches_to_come_up_to_the_depth(room: float, depth: int) -> None:
+    loop = Loop(room, depth)
+    settled = [loop.turn() for _ in range(600)][200:]
+    usual = max(set(settled), key=settled.count)
+    beside = int(room) - 1  # batches that fit beside the current one
+    assert usual[0] >= min(beside, depth)
+    assert usual[1] == (beside > usual[0]) or beside > depth
+    assert settled.count(usual) > 0.5 * len(settled)
+    assert loop.group.num_failed < 60
+
+
+@pytest.mark.parametrize(("depth", "room"), [(1, 5.5), (2, 6.5), (4, 8.5)])
+def test_after_large_batches_as_many_are_planned_as_before(depth: int, room: float) -> None:
+    """However many have come: what is tried in vain after a while only tells of now."""
+    loop = Loop(room, depth, large={300 * i: 4 * BATCH for i in range(1, 6)})
+    found = [loop.turn() for _ in range(1800)]
+    best = (depth + 2, True)
+    assert found[250] == best
+    assert found[-1] == best
+    assert sum(each == best for each in found[1500:1750]) > 30
