@@ -80,22 +80,24 @@ class Loop:
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("room", [1.5, 2.5, 3.5, 4.5, 5.5, 6.5])
 def test_room_is_used_for_batches_to_come_up_to_the_depth(room: float, depth: int) -> None:
+    """One that has trained takes a place only where another one is left."""
     loop = Loop(room, depth)
     settled = [loop.turn() for _ in range(600)][200:]
-    usual = max(set(settled), key=settled.count)
+    num_ahead, has_last = max(set(settled), key=settled.count)
     beside = int(room) - 1  # batches that fit beside the current one
-    assert usual[0] >= min(beside, depth)
-    assert usual[1] == (beside > usual[0]) or beside > depth
-    assert settled.count(usual) > 0.5 * len(settled)
+    assert num_ahead >= min(beside, 1)
+    assert num_ahead + has_last >= min(beside, depth)
+    assert settled.count((num_ahead, has_last)) > 0.5 * len(settled)
     assert loop.group.num_failed < 60
 
 
 @pytest.mark.parametrize(("depth", "room"), [(1, 5.5), (2, 6.5), (4, 8.5)])
 def test_after_large_batches_as_many_are_planned_as_before(depth: int, room: float) -> None:
     """However many have come: what is tried in vain after a while only tells of now."""
-    loop = Loop(room, depth, large={300 * i: 4 * BATCH for i in range(1, 6)})
-    found = [loop.turn() for _ in range(1800)]
+    large = [300 * i for i in range(1, 7)]
+    loop = Loop(room, depth, dict.fromkeys(large, 4 * BATCH))
+    found = [loop.turn() for _ in range(large[-1] + 350)]
     best = (depth + 2, True)
-    assert found[250] == best
+    assert found[large[0] - 50] == best
+    assert min(found) < (2, False)  # in between there was room for few
     assert found[-1] == best
-    assert sum(each == best for each in found[1500:1750]) > 30

@@ -2,8 +2,8 @@
 
 The host reads the counts of a plan a turn after it was queued (two in a ring, which is never waited for then). Where
 the batches in flight leave no room for the next one, its plan is made again later, and fewer batches are planned ahead
-from then on, unless they are sure to fit; now and then one more is tried. Before fewer than `depth` are, the batch that
-has trained no longer stays in flight for a turn more.
+from then on, unless they are sure to fit; now and then one more is tried. Before none is, the batch that has trained no
+longer stays in flight for a turn more.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from hotrows.cache.flights import Flight, Request
 from hotrows.cache.group import RowGroup
 
 LAG_IN_RING = 2  # turns after which the host looks at a plan
-PATIENCE = 32  # turns until one batch more is planned ahead than there was room for; then, in vain, twice as long
+PATIENCE = 32  # turns until one batch more is planned ahead than there was room for; then twice as long
 MOST_PATIENCE = 1024
 
 
@@ -45,6 +45,7 @@ class Pipeline:
         self._current: tuple[Request, Flight | None] | None = None
         self._last: Flight | None = None  # kept in flight for one turn more
         self._keeps_last = True  # whether there is room for that
+        self._last_changed, self._last_patience = 0, PATIENCE  # as for the reach
 
     def announce(self, request: Request) -> None:
         """A batch that comes after all announced before."""
@@ -128,25 +129,20 @@ class Pipeline:
                 if place > self._depth or (place > 0 and flight.seat is not None):
                     break
                 looked_at_all, beside_last = flight.plan.looked_at_all, entry.beside_last
-                if not self._look(entry) and looked_at_all and not beside_last:
-                    return  # where the last one had taken room, it has gone, and there is another try
+                if not self._look(entry) and looked_at_all:
+                    if not beside_last:
+                        return
+                    self._let_last_go()  # and try again
 
     def _try_more(self) -> None:
         """Now and then, plan one batch more ahead, or let the last one stay in flight again."""
-        needs_more = self._reach < self._depth
-        if not needs_more and not self._keeps_last:
-            patience = self._patience
-        elif self._reach < self._full:
+        if self._reach < self._full:
             # where little is planned ahead, there is more to win than a plan made in vain costs
             patience = min(self._patience, PATIENCE // 2 * (self._reach + 1))
-        else:
-            return
-        if self._turn - self._changed >= patience:
-            self._changed = self._turn
-            if needs_more or self._keeps_last:
-                self._reach += 1
-            else:
-                self._keeps_last = True
+            if self._turn - self._changed >= patience:
+                self._reach, self._changed = self._reach + 1, self._turn
+        if not self._keeps_last and self._reach > 0 and self._turn - self._last_changed >= self._last_patience:
+            self._keeps_last, self._last_changed = True, self._turn
 
     def _plan(self, place: int) -> Flight:
         """Plan the batch that so many come before, and its party: batches that come right after it."""
@@ -167,8 +163,8 @@ class Pipeline:
         """See whether a plan fitted; where it did not, the batch has none again.
 
         Batches after it may have been planned meanwhile, and have taken the room it needs. So fewer are planned ahead
-        from then on, and one more than that is tried seldom: it is nearer batches that must not fail. Where it was the
-        last one that took the room, this does not stay from then on.
+        from then on, and one more than that is tried seldom: it is nearer batches that must not fail. The next one is
+        planned all the same where it was the last one that took its room, which does not stay from then on.
         """
         assert entry.flight is not None
         flight, entry.seen = entry.flight, self._group.settle(entry.flight)
@@ -178,17 +174,12 @@ class Pipeline:
         if not entry.seen and flight.plan.looked_at_all:
             self._group.seating.keep_apart(entry.request)
             reach = entry.place - (1 if entry.place <= LAG_IN_RING + 1 else 2)
-            had_last = self._keeps_last
-            if entry.place > self._depth:
-                reach = max(reach, self._depth)
-            elif entry.beside_last:
-                self._keeps_last, reach = False, entry.place
-                self._let_last_go()
-            if reach < self._reach or had_last != self._keeps_last:
-                # one more was tried in vain a moment ago, or a batch is larger than others
-                was_tried = self._turn - self._changed <= self._full + LAG_IN_RING
-                self._patience = min(2 * self._patience, MOST_PATIENCE) if was_tried else PATIENCE
-                self._reach, self._changed = max(0, min(reach, self._reach)), self._turn
+            if entry.place <= 1 and entry.beside_last:
+                reach = entry.place
+                self._keep_no_last()
+            if reach < self._reach:
+                self._reach, self._changed = max(0, reach), self._turn
+                self._patience = min(2 * self._patience, MOST_PATIENCE)
         return entry.seen
 
     def _forget_party(self, flight: Flight) -> None:
@@ -199,10 +190,16 @@ class Pipeline:
                 self._group.settle(entry.flight)
                 entry.flight = None
 
-    def _let_last_go(self) -> bool:
-        """Let the batch before the current one land; whether there was one."""
-        if self._last is None:
-            return False
-        last, self._last = self._last, None
-        self._group.drop(last)
-        return True
+    def _keep_no_last(self) -> None:
+        if self._keeps_last:
+            # it was tried again a moment ago, in vain, or a batch is larger than others
+            was_tried = self._turn - self._last_changed <= self._full + LAG_IN_RING
+            self._last_patience = min(2 * self._last_patience, MOST_PATIENCE) if was_tried else PATIENCE
+            self._keeps_last, self._last_changed = False, self._turn
+        self._let_last_go()
+
+    def _let_last_go(self) -> None:
+        """Let the batch before the current one land."""
+        if self._last is not None:
+            last, self._last = self._last, None
+            self._group.drop(last)
