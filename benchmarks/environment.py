@@ -1,5 +1,6 @@
 """Where and with what a benchmark ran, and the file its results go to."""
 
+import argparse
 import json
 import os
 import platform
@@ -22,6 +23,13 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         "num_threads": torch.get_num_threads(),
         "commit": commit(),
     }
+
+
+def checked_device(parser: argparse.ArgumentParser, name: str) -> torch.device:
+    """The device of a name that was given as --device; says where there is none."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {name}: PyTorch sees no CUDA device here, use --device cpu")
+    return torch.device(name)
 
 
 def hardware(device: str) -> str:

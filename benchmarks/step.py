@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import describe, print_heading
+from environment import checked_device, describe, print_heading
 from peers import PEERS
 from step_parts import CALIBRATION, Case, Memory, Options, Schedule, Traffic, free, say, time_steps, told
 from step_systems import CACHED_EMBEDDING, Other, Ours, compare, make_bags
@@ -400,8 +400,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda (default) or cpu")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results to this file")
     found = parser.parse_args(arguments)
-    if found.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("--device cuda: PyTorch sees no CUDA device here, use --device cpu")
+    checked_device(parser, found.device)
     return found
 
 

@@ -92,12 +92,12 @@ class StageClock:
                 except StopIteration:
                     return
                 self._num_begun += 1
-                stalled, num_read = self._stall_seconds(), self._num_read()
                 begin: Moment | None = None
+                stalled, num_read = 0.0, 0
                 if self._is_timed:
                     self._num_collected += 1
                     self._hold_for_rows()
-                    begin = moment(self._bags.device)
+                    begin, stalled, num_read = moment(self._bags.device), self._stall_seconds(), self._num_read()
                 yield batch
                 end = moment(self._bags.device) if begin is not None or self._next_is_timed() else None
                 if begin is not None and end is not None and self._num_read() == num_read:
