@@ -13,8 +13,8 @@ demo: $(INSTALLED) ## train with all rows on the device and with 1.5% of them (i
 	@$(BIN)/python examples/identical.py
 	@$(BIN)/python examples/click_log.py
 
-test: $(INSTALLED) ## run all tests
-	@$(BIN)/python -m pytest -n $(JOBS)
+test: $(INSTALLED) ## run all tests; ARGS go to pytest
+	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 lint: $(INSTALLED) ## check style and types
 	@$(BIN)/ruff check
