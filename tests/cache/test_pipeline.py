@@ -20,7 +20,7 @@ class Flight:
 
 
 class Room:
-    """So many rows, of which those of batches in flight are taken."""
+    """So many rows, of which those are taken that were planned since the oldest plan in flight, as in a cache."""
 
     early_reads = None
 
@@ -28,14 +28,17 @@ class Room:
         self.num_rows = num_rows
         self.flying: list[Flight] = []
         self.num_failed = 0
+        self._planned: list[Flight] = []
         self.seating = SimpleNamespace(end_turn=lambda: None, keep_apart=lambda request: None)
 
     def plan_ahead(self, request: Any, soon: bool) -> list[Flight]:
-        taken = sum(flight.request.num_rows for flight in self.flying)
+        self._planned = self._planned[self._planned.index(self.flying[0]) :] if self.flying else []
+        taken = sum(flight.request.num_rows for flight in self._planned)
         flight = Flight(request, taken + request.num_rows <= self.num_rows)
         self.num_failed += not flight.fits
         if flight.fits:
             self.flying.append(flight)
+            self._planned.append(flight)
         return [flight]
 
     def surely_fits(self, request: Any) -> bool:
@@ -80,14 +83,14 @@ class Loop:
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("room", [1.5, 2.5, 3.5, 4.5, 5.5, 6.5])
 def test_room_is_used_for_batches_to_come_up_to_the_depth(room: float, depth: int) -> None:
-    """One that has trained takes a place only where another one is left."""
+    """One that has trained takes a place only where another one is left. What is tried meanwhile costs a few turns."""
     loop = Loop(room, depth)
     settled = [loop.turn() for _ in range(600)][200:]
     num_ahead, has_last = max(set(settled), key=settled.count)
     beside = int(room) - 1  # batches that fit beside the current one
     assert num_ahead >= min(beside, 1)
     assert num_ahead + has_last >= min(beside, depth)
-    assert settled.count((num_ahead, has_last)) > 0.5 * len(settled)
+    assert settled.count((num_ahead, has_last)) > 0.95 * len(settled)
     assert loop.group.num_failed < 60
 
 

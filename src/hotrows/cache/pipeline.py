@@ -2,12 +2,14 @@
 
 The host reads the counts of a plan a turn after it was queued (two in a ring, which is never waited for then). Where
 the batches in flight leave no room for the next one, its plan is made again later, and fewer batches are planned ahead
-from then on, unless they are sure to fit; now and then one more is tried. Before none is, the batch that has trained no
-longer stays in flight for a turn more.
+from then on, unless they are sure to fit. Before none is, the batch that has trained no longer stays in flight for a
+turn more. Now and then one more is tried, with one batch: no other is planned after it until the host knows whether it
+fits, lest that one have its room, and be the older plan then, which keeps all slots taken since from being taken again.
 """
 
 from collections import deque
 from dataclasses import dataclass
+from enum import Enum
 
 from hotrows.cache.flights import Flight, Request
 from hotrows.cache.group import RowGroup
@@ -15,6 +17,13 @@ from hotrows.cache.group import RowGroup
 LAG_IN_RING = 2  # turns after which the host looks at a plan
 PATIENCE = 32  # turns until one batch more is planned ahead than there was room for; then twice as long
 MOST_PATIENCE = 1024
+
+
+class _Trial(Enum):
+    """What may not fit."""
+
+    PLACE = "one batch more is planned ahead"
+    LAST = "the batch before the current one stays in flight"
 
 
 @dataclass(slots=True)
@@ -26,6 +35,7 @@ class _Entry:
     turn: int = 0  # in which it was planned
     place: int = 0  # how many batches were to come before it then
     beside_last: bool = False  # whether the batch before the current one was in flight then
+    tries: _Trial | None = None  # what was not known to fit then
     seen: bool = False  # the plan fitted
 
 
@@ -40,11 +50,12 @@ class Pipeline:
         self._coming: deque[_Entry] = deque()
         self._turn = 0
         self._reach = self._full = depth + LAG_IN_RING  # how many batches after the current one are planned
+        self._known_reach = self._full  # as far as there was room, or none was missing
         self._patience = PATIENCE
         self._changed = 0  # turn in which the reach did
         self._current: tuple[Request, Flight | None] | None = None
         self._last: Flight | None = None  # kept in flight for one turn more
-        self._keeps_last = True  # whether there is room for that
+        self._keeps_last = self._known_keeps_last = True  # whether there is room for that, and is known to be
         self._last_changed, self._last_patience = 0, PATIENCE  # as for the reach
 
     def announce(self, request: Request) -> None:
@@ -107,7 +118,7 @@ class Pipeline:
                 continue
             if entry.flight is None:
                 break
-            if entry.turn <= turn - (1 if entry.flight.seat is None else LAG_IN_RING):
+            if entry.turn <= turn - self._lag(entry):
                 self._look(entry)
         self._try_more()
         # the batch whose turn it is, and `depth` more, are looked at; those after them will be
@@ -115,6 +126,8 @@ class Pipeline:
         last = self._depth + (1 if first is None or first.seat is None else LAG_IN_RING)
         for place, entry in enumerate(coming):
             if place > 0 and entry.flight is not None:
+                if entry.tries is not None:
+                    return
                 continue
             if place > last or (place > self._reach and not self._group.surely_fits(entry.request)):
                 return
@@ -127,6 +140,8 @@ class Pipeline:
             while entry.flight is None:
                 flight = self._plan(place)
                 if place > self._depth or (place > 0 and flight.seat is not None):
+                    if entry.tries is not None:
+                        return
                     break
                 looked_at_all, beside_last = flight.plan.looked_at_all, entry.beside_last
                 if not self._look(entry) and looked_at_all:
@@ -134,53 +149,83 @@ class Pipeline:
                         return
                     self._let_last_go()  # and try again
 
+    def _lag(self, entry: _Entry) -> int:
+        """Turns after which the host looks at a plan; at what was tried before its turn, to plan it again by then."""
+        assert entry.flight is not None
+        if entry.flight.seat is None:
+            return 1
+        return LAG_IN_RING if entry.tries is None else max(1, min(LAG_IN_RING, entry.place - 1))
+
     def _try_more(self) -> None:
-        """Now and then, plan one batch more ahead, or let the last one stay in flight again."""
+        """Now and then, plan one batch more ahead, or let the last one stay in flight again; one at a time."""
+        if any(entry.tries is not None for entry in self._coming):
+            return
         if self._reach < self._full:
             # where little is planned ahead, there is more to win than a plan made in vain costs
             patience = min(self._patience, PATIENCE // 2 * (self._reach + 1))
-            if self._turn - self._changed >= patience:
+            if self._reach == self._known_reach and self._turn - self._changed >= patience:
                 self._reach, self._changed = self._reach + 1, self._turn
+                return
         if not self._keeps_last and self._reach > 0 and self._turn - self._last_changed >= self._last_patience:
             self._keeps_last, self._last_changed = True, self._turn
 
     def _plan(self, place: int) -> Flight:
         """Plan the batch that so many come before, and its party: batches that come right after it."""
         first = self._coming[place]
-        next_place, beside_last = place, self._last is not None
+        next_place, beside_last, tries = place, self._last is not None, None
+        if self._known_reach < place <= self._reach:
+            tries = _Trial.PLACE
+        elif beside_last and not self._known_keeps_last:
+            tries = _Trial.LAST
         for flight in self._group.plan_ahead(first.request, soon=place <= 1):
             entry = self._coming[next_place] if next_place < len(self._coming) else None
             if entry is None or entry.request is not flight.request:
                 self._group.drop(flight)  # of a batch that does not come: announcing it to another group has failed
                 continue
             entry.flight, entry.turn, entry.place, entry.seen = flight, self._turn, next_place, False
-            entry.beside_last = beside_last
+            entry.beside_last, entry.tries = beside_last, tries
             next_place += 1
         assert first.flight is not None
         return first.flight
 
     def _look(self, entry: _Entry) -> bool:
-        """See whether a plan fitted; where it did not, the batch has none again.
-
-        Batches after it may have been planned meanwhile, and have taken the room it needs. So fewer are planned ahead
-        from then on, and one more than that is tried seldom: it is nearer batches that must not fail. The next one is
-        planned all the same where it was the last one that took its room, which does not stay from then on.
-        """
+        """See whether a plan fitted; where it did not, the batch has none again."""
         assert entry.flight is not None
         flight, entry.seen = entry.flight, self._group.settle(entry.flight)
-        if not entry.seen:
-            entry.flight = None
-            self._forget_party(flight)
-        if not entry.seen and flight.plan.looked_at_all:
+        tries, entry.tries = entry.tries, None
+        if entry.seen:
+            if tries is _Trial.PLACE:
+                self._known_reach = max(self._known_reach, min(entry.place, self._reach))
+            elif tries is _Trial.LAST and entry.place >= self._reach:
+                self._known_keeps_last = self._keeps_last
+            return True
+        entry.flight = None
+        self._forget_party(flight)
+        if flight.plan.looked_at_all:
             self._group.seating.keep_apart(entry.request)
-            reach = entry.place - (1 if entry.place <= LAG_IN_RING + 1 else 2)
-            if entry.place <= 1 and entry.beside_last:
-                reach = entry.place
-                self._keep_no_last()
-            if reach < self._reach:
-                self._reach, self._changed = max(0, reach), self._turn
-                self._patience = min(2 * self._patience, MOST_PATIENCE)
-        return entry.seen
+            self._learn(entry, tries)
+        return False
+
+    def _learn(self, entry: _Entry, tries: _Trial | None) -> None:
+        """A batch had no room.
+
+        What was tried is given up. Otherwise batches after it may have been planned meanwhile, and have taken the room
+        it needs. So fewer are planned ahead from then on: it is nearer batches that must not fail. The next one is
+        planned all the same where it was the last one that took its room, which does not stay from then on.
+        """
+        reach = entry.place - (1 if entry.place <= LAG_IN_RING + 1 else 2)
+        if tries is _Trial.PLACE:
+            reach = min(self._known_reach, entry.place - 1)
+        elif tries is _Trial.LAST:
+            reach = self._reach
+            self._keep_no_last()
+        elif entry.place <= 1 and entry.beside_last:
+            reach = entry.place
+            self._keep_no_last()
+        if reach < self._reach:
+            self._reach, self._changed = max(0, reach), self._turn
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        self._known_reach = min(self._known_reach, self._reach)
 
     def _forget_party(self, flight: Flight) -> None:
         """Where a plan did not fit, those of its party did not."""
@@ -188,14 +233,15 @@ class Pipeline:
         for entry in self._coming:
             if entry.flight is not None and party is not None and entry.request.party is party:
                 self._group.settle(entry.flight)
-                entry.flight = None
+                entry.flight = entry.tries = None
 
     def _keep_no_last(self) -> None:
         if self._keeps_last:
             # it was tried again a moment ago, in vain, or a batch is larger than others
-            was_tried = self._turn - self._last_changed <= self._full + LAG_IN_RING
-            self._last_patience = min(2 * self._last_patience, MOST_PATIENCE) if was_tried else PATIENCE
+            in_vain = not self._known_keeps_last
+            self._last_patience = min(2 * self._last_patience, MOST_PATIENCE) if in_vain else PATIENCE
             self._keeps_last, self._last_changed = False, self._turn
+        self._known_keeps_last = False
         self._let_last_go()
 
     def _let_last_go(self) -> None:
