@@ -26,6 +26,7 @@ class Room:
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
+        self.misses_next = False  # the next plan looks at a part of the slots, and fails there
         self.flying: list[Flight] = []
         self.num_failed = 0
         self._planned: list[Flight] = []
@@ -34,7 +35,8 @@ class Room:
     def plan_ahead(self, request: Any, soon: bool) -> list[Flight]:
         self._planned = self._planned[self._planned.index(self.flying[0]) :] if self.flying else []
         taken = sum(flight.request.num_rows for flight in self._planned)
-        flight = Flight(request, taken + request.num_rows <= self.num_rows)
+        flight = Flight(request, taken + request.num_rows <= self.num_rows and not self.misses_next)
+        flight.plan.looked_at_all, self.misses_next = not self.misses_next, False
         self.num_failed += not flight.fits
         if flight.fits:
             self.flying.append(flight)
@@ -104,3 +106,14 @@ def test_after_large_batches_as_many_are_planned_as_before(depth: int, room: flo
     assert found[large[0] - 50] == best
     assert min(found) < (depth, False)  # in between there was room for fewer
     assert found[-1] == best
+
+
+def test_a_part_of_the_slots_with_too_few_victims_is_no_reason_to_plan_less_ahead() -> None:
+    """Not even where more is being tried: the batch is planned again, nearer than what was tried."""
+    for after in range(130, 150):
+        loop = Loop(6.5, 2, {100: 4 * BATCH})
+        found = []
+        for turn in range(600):
+            loop.group.misses_next = turn == after
+            found.append(loop.turn())
+        assert found[-1] == (4, True), f"the plan of turn {after} looks at a part"

@@ -1,10 +1,11 @@
 """The pipeline of one group: batches announced, planned ahead of their turn, and their rows on the way.
 
-The host reads the counts of a plan a turn after it was queued (two in a ring, which is never waited for then). Where
+The host reads the counts of a plan a turn after it was queued (two in a ring, which is hardly waited for then). Where
 the batches in flight leave no room for the next one, its plan is made again later, and fewer batches are planned ahead
 from then on, unless they are sure to fit. Before none is, the batch that has trained no longer stays in flight for a
 turn more. Now and then one more is tried, with one batch: no other is planned after it until the host knows whether it
 fits, lest that one have its room, and be the older plan then, which keeps all slots taken since from being taken again.
+What is tried is looked at sooner, so that it can still be planned again before its turn.
 """
 
 from collections import deque
@@ -50,7 +51,7 @@ class Pipeline:
         self._coming: deque[_Entry] = deque()
         self._turn = 0
         self._reach = self._full = depth + LAG_IN_RING  # how many batches after the current one are planned
-        self._known_reach = self._full  # as far as there was room, or none was missing
+        self._known_reach = self._full  # that there was room for, or that none has failed with yet
         self._patience = PATIENCE
         self._changed = 0  # turn in which the reach did
         self._current: tuple[Request, Flight | None] | None = None
@@ -150,7 +151,7 @@ class Pipeline:
                     self._let_last_go()  # and try again
 
     def _lag(self, entry: _Entry) -> int:
-        """Turns after which the host looks at a plan; at what was tried before its turn, to plan it again by then."""
+        """Turns after which the host looks at a plan."""
         assert entry.flight is not None
         if entry.flight.seat is None:
             return 1
@@ -175,7 +176,7 @@ class Pipeline:
         next_place, beside_last, tries = place, self._last is not None, None
         if self._known_reach < place <= self._reach:
             tries = _Trial.PLACE
-        elif beside_last and not self._known_keeps_last:
+        elif beside_last and not self._known_keeps_last and place >= self._reach:
             tries = _Trial.LAST
         for flight in self._group.plan_ahead(first.request, soon=place <= 1):
             entry = self._coming[next_place] if next_place < len(self._coming) else None
@@ -196,7 +197,7 @@ class Pipeline:
         if entry.seen:
             if tries is _Trial.PLACE:
                 self._known_reach = max(self._known_reach, min(entry.place, self._reach))
-            elif tries is _Trial.LAST and entry.place >= self._reach:
+            elif tries is _Trial.LAST:
                 self._known_keeps_last = self._keeps_last
             return True
         entry.flight = None
