@@ -14,6 +14,7 @@ import hotrows
 from hotrows.cache import fused, scan
 from hotrows.cache import ring as ring_module
 from hotrows.cache.group import RowGroup
+from hotrows.cache.late import LateNumbers
 from hotrows.cache.pipeline import Pipeline
 from hotrows.cache.policies import upcoming
 from hotrows.cache.policies.upcoming import UpcomingUses
@@ -402,6 +403,23 @@ def test_an_interrupt_before_a_turn_is_counted(turn, party, monkeypatch):
     trained = run_until_interrupted(bags)
     assert bags.groups[0].ring.is_broken
     check_goes_on(bags, trained)
+
+
+@pytest.mark.parametrize("which", [1, 5, 8])
+@parties
+def test_an_interrupt_while_the_host_waits_for_numbers(which, party, monkeypatch):
+    """Ctrl-C comes when the wait is over, before what was waited for is put down."""
+    bags, waited = make_bags(True, party=party), []
+    get = LateNumbers.get
+
+    def interrupted(self):
+        waited.append(self)
+        if len(waited) == which:
+            raise KeyboardInterrupt
+        return get(self)
+
+    monkeypatch.setattr(LateNumbers, "get", interrupted)
+    check_goes_on(bags, run_until_interrupted(bags))
 
 
 @pytest.fixture

@@ -337,8 +337,9 @@ class RowGroup:
             self._settle_first()
 
     def _settle_first(self) -> None:
+        numbers = self._unsettled[0].late.get()  # which may wait: after a Ctrl-C there it is still to be settled
         flight = self._unsettled.popleft()
-        counts = flight.counts = Counts(*flight.late.get())
+        counts = flight.counts = Counts(*numbers)
         self.planner.settle(flight.plan, counts, flight.placing)
         lookups, unique, hits, misses, placed, evictions, overflow, fits, _ = counts
         stats, record_bytes = self.stats, self._record_bytes
