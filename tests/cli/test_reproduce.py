@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hotrows.reproduce import PAPERS
+from hotrows.reproduce import PAPERS, heca_runs
 from hotrows.reproduce.bench import Bench
 from tests.cli.test_main import call, last_line
 
@@ -72,3 +73,19 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest
     assert last_line(result)["interrupted"] is True
     assert (tmp_path / "freqcache" / "table1.csv").exists()
     assert not (tmp_path / "freqcache" / "fig2.csv").exists()
+
+
+def test_an_interrupt_keeps_the_passes_that_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(bench: Bench, strategy: str, size: int, cache: int, again: int) -> Any:
+        if (strategy, size, again) == ("heca", 2048, 2):
+            raise KeyboardInterrupt
+        return SimpleNamespace(samples_per_second=1000.0 * (1 + again))
+
+    monkeypatch.setattr(heca_runs, "train", train)
+    result = call("reproduce", "heca", "fig11", "fig7", "--steps", 2, "--out", tmp_path, "--json", code=130)
+    assert last_line(result)["interrupted"] is True
+    assert "interrupted: 1 of 2 figures" in result.stderr
+    assert "the best of 2 (3 passes were to be made)" in result.stdout
+    rows = json.loads((tmp_path / "heca" / "fig11.json").read_text())["rows"]
+    assert {row["samples"] for row in rows} == {2000.0}  # of the second pass, not of what the third has begun with
+    assert not (tmp_path / "heca" / "fig7.json").exists()

@@ -39,7 +39,7 @@ def reproduce(
 ) -> None:
     """Run a paper's experiments again: a table beside the published values, a CSV and a plot per figure.
 
-    Exit code 1 where a figure does not show what it must; Ctrl-C keeps the figures that are finished.
+    Exit code 1 where a figure does not show what it must; Ctrl-C keeps finished figures, and passes that are complete.
     """
     from hotrows.reproduce import PAPERS
 
@@ -96,6 +96,8 @@ def _run_all(
                     result = experiment.run(bench)
                 found.append(write(directory, paper, experiment, bench, result))
                 _show(experiment, bench, result, directory)
+                if bench.passes_done is not None:
+                    raise KeyboardInterrupt
     except KeyboardInterrupt:
         typer.secho(f"interrupted: {len(found)} of {len(chosen)} figures are in {directory}", fg="yellow", err=True)
         return found, True

@@ -81,6 +81,7 @@ class Bench:
     steps: int | None = None
     precision: str = "fp32"
     progress: Callable[[str, float], None] = lambda step, done: None
+    passes_done: int | None = None  # where Ctrl-C has ended the passes before the last
     _kept: dict[str, KeptDataSet] = field(default_factory=dict)
     _trained: dict[str, Trained] = field(default_factory=dict)
 
@@ -105,7 +106,10 @@ class Bench:
     @property
     def timing(self) -> str:
         """How speeds are taken, in words."""
-        best = f", the best of {self.scale.passes}" if self.scale.passes > 1 else ""
+        passes = self.scale.passes if self.passes_done is None else self.passes_done
+        best = f", the best of {passes}" if passes > 1 else ""
+        if self.passes_done is not None:
+            best += f" ({self.scale.passes} passes were to be made)"
         kind = "Median" if self.on_gpu else "Fastest"
         return f"{kind} of the spans after a warm-up, of {self.iterations}{best}."
 

@@ -36,13 +36,23 @@ def speeds(bench: Bench, cases: Sequence[tuple[str, int, int]]) -> dict[tuple[st
     """Samples per second of strategies with a batch size and a cache each.
 
     All are run one after the other, and again: what else a machine does meanwhile seldom hits a case twice. Where rows
-    on the host take so long that they get fewer steps, they are run once.
+    on the host take so long that they get fewer steps, they are run once. After Ctrl-C the passes that are complete
+    count.
     """
     found = dict.fromkeys(cases, 0.0)
     for again in range(bench.scale.passes):
-        for case in cases:
-            if again == 0 or case[0] != "host" or bench.scale.host_steps is None:
-                found[case] = max(found[case], train(bench, *case, again).samples_per_second)
+        once: dict[tuple[str, int, int], float] = {}
+        try:
+            for case in cases:
+                if again == 0 or case[0] != "host" or bench.scale.host_steps is None:
+                    once[case] = train(bench, *case, again).samples_per_second
+        except KeyboardInterrupt:
+            if again == 0:
+                raise
+            bench.passes_done = again
+            break
+        for case, speed in once.items():
+            found[case] = max(found[case], speed)
     return found
 
 
