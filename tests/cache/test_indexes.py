@@ -114,7 +114,7 @@ def runs_without_empty(keys: torch.Tensor) -> int:
     return longest
 
 
-def test_a_search_in_a_full_table_ends() -> None:
+def test_a_search_ends_at_the_one_cell_that_is_empty() -> None:
     keys = torch.arange(1, 12)
     keys[-1] = row_table.BARRED
     keys[3] = row_table.EMPTY  # the one cell that the contract keeps

@@ -49,6 +49,9 @@ class Room:
     def settle(self, flight: Flight) -> bool:
         return flight.fits
 
+    def forget(self, flight: Flight) -> None:
+        pass
+
     def drop(self, flight: Flight) -> None:
         self.flying.remove(flight)
 

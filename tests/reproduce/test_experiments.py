@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from hotrows.data.dataset import open_dataset
-from hotrows.reproduce import PAPERS, freqcache, heca, heca_batches
-from hotrows.reproduce.bench import Bench, Memory
+from hotrows.reproduce import PAPERS, freqcache, freqcache_ratios, heca, heca_batches
+from hotrows.reproduce.bench import Bench, Memory, Trained
 from hotrows.reproduce.experiment import Claim, choose
 from hotrows.reproduce.kept import KeptDataSet
 from hotrows.reproduce.output import commit, write
@@ -67,6 +68,34 @@ def test_a_run_is_made_once(benches: dict[str, Bench]) -> None:
         (experiment,) = choose(PAPERS["freqcache"].experiments, [name], "freqcache")
         experiment.run(bench)
     assert sum(step.endswith("1.5%") for step in seen) <= 6  # of one run: begin, 4 steps, end; none if it was made
+
+
+def test_data_of_ones_own_are_called_so() -> None:
+    """Without a validation split, which `prepare --valid 0` leaves out, and with labels that are real."""
+    log = "synthetic:criteo-kaggle?scale=0.0001&samples=20000"
+    bench = dataclasses.replace(Bench(TINY["freqcache"], "cpu"), given={"criteo-kaggle": log})
+    for trained in _trained_without_validation(bench):
+        assert trained.summary["valid"] is None
+    (experiment,) = choose(PAPERS["freqcache"].experiments, ["fig5"], "freqcache")
+    result = experiment.run(bench)
+    assert set(result.values("valid")) == {None}
+    assert result.claims[0].holds
+    assert not any("synthetic" in note for note in result.notes)
+    sizes = experiment.sizes(bench)
+    assert sizes.startswith(f"{log} as given, otherwise scaled down: batches 1/1024")
+    assert "of the rows" not in sizes
+    figure = Figure()
+    experiment.draw(figure, result)
+    (table,) = choose(PAPERS["freqcache"].experiments, ["table1"], "freqcache")
+    assert table.sizes(bench) == f"{log} as given"
+
+
+def _trained_without_validation(bench: Bench) -> list[Trained]:
+    """The runs of Fig 5, as where the data set has no validation split."""
+    runs = freqcache_ratios.runs_of(freqcache_ratios.KAGGLE, bench)
+    for key, trained in bench._trained.items():
+        bench._trained[key] = dataclasses.replace(trained, summary={**trained.summary, "valid": None})
+    return list(bench._trained.values()) if runs else []
 
 
 def test_different_auroc_is_not_called_identical(benches: dict[str, Bench], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,31 @@ def test_options_that_cannot_be(make_options: Callable[[], object], message: str
         make_options()
 
 
+def test_counts_that_lack_a_table_are_named() -> None:
+    strategy = FreqCacheStrategy(CacheSettings(), counts=lambda: {"a": counts()["a"]})
+    with pytest.raises(ValueError, match="the counts have no table b: they are of a"):
+        strategy.make_bags(TABLES, 4, hotrows.optim.SGD(lr=0.1), torch.device("cpu"), 0)
+
+
+def test_device_memory_has_the_block_in_it() -> None:
+    sizes = {}
+    for buffer_rows in (1, 40):
+        strategy, bags = make(60, FreqCacheOptions(buffer_rows=buffer_rows))
+        for batch in strategy.batches(batches(4, 20), bags):
+            bags(batch.ids).sum().backward()
+        (group,) = bags.groups
+        sizes[buffer_rows] = group.device_bytes
+        assert group.device_bytes > group.cache.nbytes + group.planner.slots.row.nbytes
+    assert sizes[40] - sizes[1] == 39 * group.cache[0].nbytes
+
+
+def test_cache_settings_that_it_does_not_take_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    strategy_of(RunConfig(strategy="freqcache", cache=CacheSettings(size=10, index="hash")))
+    assert not caplog.records
+    strategy_of(RunConfig(strategy="freqcache", cache=CacheSettings(policy="lru", depth=2)))
+    assert "cache.policy = 'lru', cache.depth = 2 would say: it is not used" in caplog.text
+
+
 def test_without_counts_there_is_no_order() -> None:
     with pytest.raises(ValueError, match="'freqcache' orders rows by frequency: give it counts"):
         FreqCacheStrategy(CacheSettings()).make_bags(TABLES, 4, hotrows.optim.SGD(lr=0.1), torch.device("cpu"), 0)

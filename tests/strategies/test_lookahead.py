@@ -140,6 +140,9 @@ def test_a_loop_left_early_loses_nothing(device: str) -> None:
             break
     assert not bags.groups[0]._flights
     assert torch.equal(weights(bags), plain(data[:7], device))
+    stats = bags.stats()
+    assert (stats.batches, stats.lookups) == (7, 7 * data[0].numel())  # those planned ahead have not come
+    assert stats.hits + stats.misses == stats.unique
     for ids in look(data[7:], bags, depth=5):
         step(bags, ids)
     assert torch.equal(weights(bags), plain(data, device))

@@ -100,6 +100,14 @@ class RowGroup:
         for flight in self._flights.values():
             flight.early = None
 
+    @property
+    def device_bytes(self) -> int:
+        """That it keeps on the device: cache, slots, index, and what its mover needs. Not what single batches take."""
+        if not isinstance(self.planner, Planner):
+            return self.cache.nbytes
+        index = self.planner.index.num_bytes(self.store.num_rows, self.num_slots)
+        return self.cache.nbytes + self.planner.slots.num_bytes + index + self.mover.device_bytes
+
     def lose_cache(self) -> None:
         """There is no memory for the cache any more. All its rows have been written back, and none will be again."""
         self.lost = (
@@ -545,6 +553,16 @@ class RowGroup:
         if self.early_reads is not None:
             self.stats.stale = self.early_reads.num_stale()
         return self.stats
+
+    def forget(self, flight: Flight) -> None:
+        """A batch that was planned ahead has not come: it has looked nothing up, though its rows have moved."""
+        counts, stats = flight.counts, self.stats
+        assert counts is not None
+        stats.batches -= 1
+        stats.lookups -= counts.lookups
+        stats.unique -= counts.unique
+        stats.hits -= counts.hits
+        stats.misses -= counts.misses
 
     def abandon(self, flight: Flight) -> None:
         """As `drop`, from any thread at any time; takes effect before the next plan."""

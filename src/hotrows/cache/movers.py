@@ -13,6 +13,10 @@ from hotrows.stores import Store
 class Mover(Protocol):
     waits: bool  # whether the host waits for the device, so that moves cannot be recorded in a CUDA graph
 
+    @property
+    def device_bytes(self) -> int:
+        """That it holds on the device."""
+
     def move(self, store: Store, cache: Tensor, moves: Moves) -> None:
         """Carry out moves, in the lane of the caller; the contract of `ops.swap`."""
 
@@ -25,6 +29,7 @@ class ZeroCopy:
     """
 
     waits = False
+    device_bytes = 0
 
     def __init__(self, haste: float = 1.0) -> None:
         self.haste = haste
@@ -53,6 +58,10 @@ class BlockTransmitter:
         self.bytes_in = 0  # store → cache
         self.bytes_out = 0
         self._on_host = self._on_device = torch.empty(0)
+
+    @property
+    def device_bytes(self) -> int:
+        return self._on_device.nbytes
 
     def move(self, store: Store, cache: Tensor, moves: Moves) -> None:
         slots = moves.slots

@@ -107,6 +107,7 @@ class Pipeline:
             if entry.flight is not None and not entry.seen:
                 self._look(entry)
             if entry.flight is not None:
+                self._group.forget(entry.flight)
                 self._group.drop(entry.flight)
             else:
                 self._group.withdraw(entry.request)

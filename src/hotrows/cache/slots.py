@@ -21,6 +21,10 @@ class Slots:
         self.priority = torch.full((num + 1,), LOWEST, dtype=torch.int32, device=device)
         self.pinned = torch.zeros(num, dtype=torch.bool, device=device)
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in (self.row, self.last_used, self.priority, self.pinned))
+
     def or_nowhere(self, slots: Tensor, mask: Tensor | None = None) -> Tensor:
         """int64 slots to write to, the place beyond the last for those that are NO_SLOT or masked out."""
         real = slots >= 0 if mask is None else mask & (slots >= 0)

@@ -93,7 +93,9 @@ class Experiment:
     trains: bool = True
 
     def sizes(self, bench: Bench) -> str:
-        """What is smaller than in the paper, in words."""
+        """What is smaller than in the paper, in words; rows and samples are those of the data sets that were given."""
+        if bench.given:
+            return bench.scale.said(given=tuple(bench.given.values()), trains=self.trains)
         return bench.scale.said() if self.trains else "the paper's sizes"
 
 

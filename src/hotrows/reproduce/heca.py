@@ -33,7 +33,9 @@ TOLERANCE = 0.01
 def fig_1(bench: Bench) -> Result:
     uses = [use_of(bench, shape, top=None) for shape in NAMES]
     result = result_of(
-        uses, {name: f"{HOT_IDS:.2%}" if name == NAMES["criteo-kaggle"] else "" for name in NAMES.values()}
+        uses,
+        {name: f"{HOT_IDS:.2%}" if name == NAMES["criteo-kaggle"] else "" for name in NAMES.values()},
+        given=len(bench.given) == len(NAMES),
     )
     found = ", ".join(f"{use.data} {use.hot:.4%}" for use in uses)
     most = max(use.most for use in uses)

@@ -19,6 +19,7 @@ HOT = 0.9  # of the accesses
 NAMES = {"criteo-kaggle": "Criteo Kaggle", "avazu": "Avazu"}
 COLORS = {"Criteo Kaggle": BLUE, "Avazu": "#5aa469"}
 NUM_POINTS = 200
+EXPECTED = "Of a synthetic log it is the expected counts, by the distribution its ids are drawn from."
 
 COLUMNS = (
     Column("data", "data set"),
@@ -53,7 +54,10 @@ def use_of(bench: Bench, shape: str, top: int | None) -> Use:
     return Use(NAMES[shape], len(ordered), int(ordered[0]), hot, curve)
 
 
-def result_of(uses: Sequence[Use], published: dict[str, str]) -> Result:
+def result_of(uses: Sequence[Use], published: dict[str, str], given: bool) -> Result:
+    """Args:
+    given: whether all data sets are the user's.
+    """
     rows: list[Row] = [
         {
             "data": use.data,
@@ -64,7 +68,7 @@ def result_of(uses: Sequence[Use], published: dict[str, str]) -> Result:
         }
         for use in uses
     ]
-    return Result(COLUMNS, rows, curves=[use.curve for use in uses])
+    return Result(COLUMNS, rows, curves=[use.curve for use in uses], notes=[] if given else [EXPECTED])
 
 
 def draw_use(figure: "Figure", result: Result) -> None:

@@ -34,6 +34,7 @@ class Strategy(ABC):
     """
 
     loads_ahead = False  # takes batches from the loader in a thread of its own
+    overrules: tuple[str, ...] = ()  # cache settings that it chooses by itself, where it has a cache
 
     def __init__(
         self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
@@ -43,6 +44,12 @@ class Strategy(ABC):
         self.counts = counts
         # the same from a random share of it only: (share, seed) → counts
         self.sampled_counts: Callable[[float, int], dict[str, Tensor]] | None = None
+
+    def overruled(self) -> dict[str, Any]:
+        """Cache settings that were chosen and are not used."""
+        default = CacheSettings()
+        chosen = {name: getattr(self.cache, name) for name in self.overrules}
+        return {name: value for name, value in chosen.items() if value != getattr(default, name)}
 
     @abstractmethod
     def make_bags(

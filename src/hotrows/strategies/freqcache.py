@@ -49,6 +49,8 @@ class FreqCacheStrategy(Strategy):
     Takes the size and the index of the cache settings. The policy is the frequency known beforehand, the depth 0.
     """
 
+    overrules = ("policy", "depth", "window")
+
     def __init__(
         self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
     ) -> None:
@@ -80,6 +82,12 @@ class FreqCacheStrategy(Strategy):
 
     def _counts_of(self, tables: Sequence[Table]) -> dict[str, Tensor]:
         counted = self._count()
+        missing = [table.name for table in tables if table.name not in counted]
+        if missing:
+            raise ValueError(
+                f"strategy 'freqcache' orders rows by frequency, and the counts have no table {', '.join(missing)}: "
+                f"they are of {', '.join(counted)}; give a count for every id of every table"
+            )
         return {table.name: _fitted(counted[table.name], table.num_rows) for table in tables}
 
     def _count(self) -> dict[str, Tensor]:

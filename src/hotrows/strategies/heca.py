@@ -77,6 +77,7 @@ class HecaStrategy(Strategy):
     """
 
     loads_ahead = True
+    overrules = ("policy", "index", "depth", "window")
 
     def __init__(
         self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None

@@ -37,16 +37,16 @@ class HotSet:
 def check_threshold(hot: int | str) -> None:
     """Raise where a threshold cannot be read."""
     if isinstance(hot, bool) or not isinstance(hot, int | str):
-        raise ValueError(f"hot is {hot!r}: {_ALLOWED}")
+        raise ValueError(f"heca.hot is {hot!r}: {_ALLOWED}")
     if isinstance(hot, int):
         if hot < 1:
-            raise ValueError(f"hot is {hot}: {_ALLOWED}, a count is 1 or more")
+            raise ValueError(f"heca.hot is {hot}: {_ALLOWED}, a count is 1 or more")
     elif _share(hot) is None:
         if not re.fullmatch(r"\s*[\d_.]+\s*[kmgt]i?b\s*", hot, re.IGNORECASE):
-            raise ValueError(f"hot is {hot!r}: {_ALLOWED}")
+            raise ValueError(f"heca.hot is {hot!r}: {_ALLOWED}")
         _bytes(hot)
     elif not 0 <= (_share(hot) or 0) <= 1:
-        raise ValueError(f"hot is {hot!r}: a share of the accesses is at most 100%")
+        raise ValueError(f"heca.hot is {hot!r}: a share of the accesses is at most 100%")
 
 
 def choose_hot(

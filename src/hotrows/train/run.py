@@ -1,6 +1,7 @@
 """A run: from its configuration to a directory with everything that came of it."""
 
 import json
+import logging
 import platform
 import shutil
 import sys
@@ -28,6 +29,8 @@ from hotrows.train.timeline import Timeline
 from hotrows.train.trainer import DENSE, Observer, Outcome, Parts, Trainer, evaluate
 
 MODEL_FILE = "model.pt"
+
+logger = logging.getLogger("hotrows")
 
 
 @dataclass
@@ -73,7 +76,12 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
 
 def strategy_of(config: RunConfig) -> Strategy:
     """The configured strategy, with its own section of the run file where it has one."""
-    return make_strategy(config.strategy, config.cache, getattr(config, config.strategy, None))
+    strategy = make_strategy(config.strategy, config.cache, getattr(config, config.strategy, None))
+    overruled = strategy.overruled()
+    if overruled:
+        said = ", ".join(f"cache.{name} = {value!r}" for name, value in overruled.items())
+        logger.warning("%s chooses by itself what %s would say: it is not used", config.strategy, said)
+    return strategy
 
 
 def inform(strategy: Strategy, data: DataSet) -> None:
@@ -239,11 +247,10 @@ def _dense_optimizer(config: OptimizerConfig, model: torch.nn.Module) -> torch.o
 
 
 def _device_memory(parts: Parts) -> int:
-    """Most bytes taken on the device; on the CPU what is taken there in place of a device: cache, index and model."""
+    """Most bytes taken on the device; on the CPU what is kept there in place of a device: cache, index and model."""
     if parts.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(parts.device))
-    caches = sum(group.cache.numel() * group.cache.element_size() for group in parts.bags.groups)
-    return caches + sum(p.numel() * p.element_size() for p in parts.model.parameters())
+    return sum(group.device_bytes for group in parts.bags.groups) + sum(p.nbytes for p in parts.model.parameters())
 
 
 def _make_directory(config: RunConfig) -> Path:
