@@ -40,7 +40,8 @@ def bars(
         largest = max(largest, *heights)
         drawn = axes.bar([x for x, _ in shown], heights, width * 0.92, color=colors[number % len(colors)], label=label)
         if write is not None:
-            axes.bar_label(drawn, [write(y) for y in heights], padding=3, color=INK, fontsize=9)
+            behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # so that no line goes through them
+            axes.bar_label(drawn, [write(y) for y in heights], padding=3, color=INK, fontsize=9, bbox=behind)
     axes.set_xticks(range(len(groups)), groups)
     axes.tick_params(axis="x", length=0)
     axes.grid(True, axis="y")

@@ -52,13 +52,18 @@ def runs_of(case: Case, bench: Bench) -> dict[str, Trained]:
         optimizer=OptimizerConfig("sgd", lr),
         dense_optimizer=OptimizerConfig("sgd", lr),
         train=TrainConfig(batch_size=batch_size),
-        freqcache=FreqCacheOptions(buffer_rows=max(1, round(BUFFER_ROWS * bench.scale.rows))),
+        freqcache=FreqCacheOptions(buffer_rows=buffer_rows(bench)),
     )
     found = {"all": bench.train(f"{case.shape}: all rows on the device", replace_run(base, "device"), data)}
     for ratio in RATIOS:
         config = replace_run(base, "freqcache", f"{ratio:g}%")
         found[f"{ratio:g}%"] = bench.train(f"{case.shape}: freqcache, {ratio:g}%", config, data)
     return found
+
+
+def buffer_rows(bench: Bench) -> int:
+    """Of the transmitter's block: fewer where the tables have fewer rows, lest it be larger than the cache."""
+    return max(1, round(BUFFER_ROWS * bench.scale.rows))
 
 
 def replace_run(base: RunConfig, strategy: str, size: int | str = CacheSettings.size) -> RunConfig:
@@ -73,6 +78,7 @@ def settings_of(case: Case, bench: Bench) -> dict[str, Any]:
         "batch_size": batch_size,
         "steps": bench.num_steps,
         "model": "dlrm:freqcache",
+        "buffer_rows": buffer_rows(bench),
         "optimizer": "sgd",
         "lr": min(case.lr, bench.scale.most_lr),
         "precision": bench.precision,
