@@ -160,6 +160,8 @@ class Pipeline:
 
     def _try_more(self) -> None:
         """Now and then, plan one batch more ahead, or let the last one stay in flight again; one at a time."""
+        if self._reach == self._full and self._keeps_last:
+            return
         if any(entry.tries is not None for entry in self._coming):
             return
         if self._reach < self._full:

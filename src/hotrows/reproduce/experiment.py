@@ -1,7 +1,7 @@
 """What an experiment is: a figure or table of a paper that can be run again, and what it must show."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hotrows.reproduce.bench import Bench
@@ -81,6 +81,7 @@ class Experiment:
     Args:
         name: such as "fig9"; `also` are other names for it.
         about: a sentence for the list of all experiments.
+        data: shapes of the data sets it is about.
         trains: whether it trains, which small scales do with less; one that only counts has the paper's size always.
     """
 
@@ -90,13 +91,15 @@ class Experiment:
     run: Callable[[Bench], Result]
     draw: Callable[["Figure", Result], None]
     also: tuple[str, ...] = ()
+    data: tuple[str, ...] = ("criteo-kaggle",)
     trains: bool = True
 
     def sizes(self, bench: Bench) -> str:
-        """What is smaller than in the paper, in words; rows and samples are those of the data sets that were given."""
-        if bench.given:
-            return bench.scale.said(given=tuple(bench.given.values()), trains=self.trains)
-        return bench.scale.said() if self.trains else "the paper's sizes"
+        """What is smaller than in the paper, in words. A data set that was given has the rows it has."""
+        given = [bench.given[shape] for shape in self.data if shape in bench.given]
+        scale = replace(bench.scale, rows=1.0) if given else bench.scale
+        sizes = scale.said() if self.trains else "the paper's sizes"
+        return f"{' and '.join(given)} as given, otherwise {sizes}" if given else sizes
 
 
 def number(value: object) -> float:

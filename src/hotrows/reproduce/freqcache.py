@@ -177,7 +177,13 @@ def fig_2(bench: Bench) -> Result:
 
 EXPERIMENTS = (
     Experiment(
-        "table1", "Table 1: the data sets", "Columns, embedding rows and samples.", table_1, draw_table_1, trains=False
+        "table1",
+        "Table 1: the data sets",
+        "Columns, embedding rows and samples.",
+        table_1,
+        draw_table_1,
+        data=tuple(NAMES),
+        trains=False,
     ),
     Experiment(
         "fig1",
@@ -185,6 +191,7 @@ EXPERIMENTS = (
         "How much faster a GPU is; needs one.",
         fig_1,
         draw_fig_1,
+        data=(),
         trains=False,
     ),
     Experiment(
@@ -193,6 +200,7 @@ EXPERIMENTS = (
         "The share of ids that gets 90% of accesses.",
         fig_2,
         draw_use,
+        data=tuple(NAMES),
         trains=False,
     ),
     *RATIO_EXPERIMENTS,

@@ -52,7 +52,7 @@ def runs_of(case: Case, bench: Bench) -> dict[str, Trained]:
         optimizer=OptimizerConfig("sgd", lr),
         dense_optimizer=OptimizerConfig("sgd", lr),
         train=TrainConfig(batch_size=batch_size),
-        freqcache=FreqCacheOptions(buffer_rows=buffer_rows(bench)),
+        freqcache=FreqCacheOptions(buffer_rows=buffer_rows(case, bench)),
     )
     found = {"all": bench.train(f"{case.shape}: all rows on the device", replace_run(base, "device"), data)}
     for ratio in RATIOS:
@@ -61,9 +61,9 @@ def runs_of(case: Case, bench: Bench) -> dict[str, Trained]:
     return found
 
 
-def buffer_rows(bench: Bench) -> int:
+def buffer_rows(case: Case, bench: Bench) -> int:
     """Of the transmitter's block: fewer where the tables have fewer rows, lest it be larger than the cache."""
-    return max(1, round(BUFFER_ROWS * bench.scale.rows))
+    return BUFFER_ROWS if case.shape in bench.given else max(1, round(BUFFER_ROWS * bench.scale.rows))
 
 
 def replace_run(base: RunConfig, strategy: str, size: int | str = CacheSettings.size) -> RunConfig:
@@ -78,7 +78,7 @@ def settings_of(case: Case, bench: Bench) -> dict[str, Any]:
         "batch_size": batch_size,
         "steps": bench.num_steps,
         "model": "dlrm:freqcache",
-        "buffer_rows": buffer_rows(bench),
+        "buffer_rows": buffer_rows(case, bench),
         "optimizer": "sgd",
         "lr": min(case.lr, bench.scale.most_lr),
         "precision": bench.precision,
@@ -257,7 +257,7 @@ def _auc(trained: Trained, split: str) -> float | None:
 
 def _of(case: Case, figure: int, what: str, about: str, run: Any, picture: Any) -> Experiment:
     title = f"Fig {figure}: {what} on {NAMES[case.shape]} by cache ratio"
-    return Experiment(f"fig{figure}", title, about, partial(run, case), picture)
+    return Experiment(f"fig{figure}", title, about, partial(run, case), picture, data=(case.shape,))
 
 
 RATIO_EXPERIMENTS = tuple(

@@ -1,6 +1,6 @@
 """How large an experiment is: the paper's own size, or a small one that a CPU can do."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,8 @@ class Scale:
     def cache_rows(self, published: int) -> int:
         return max(1, published // self.cache)
 
-    def said(self, given: tuple[str, ...] = (), trains: bool = True) -> str:
-        """What is smaller than in the paper, in words.
-
-        Args:
-            given: data sets in place of the paper's, which have the rows they have.
-            trains: whether there is training: what only counts is not scaled.
-        """
-        own = f"{' and '.join(given)} as given"
-        if not trains:
-            return own
-        if given:
-            rest = replace(self, rows=1.0).said()
-            return own if rest == "the paper's sizes" else f"{own}, otherwise {rest}"
+    def said(self) -> str:
+        """What is smaller than in the paper, in words."""
         parts = []
         if self.rows != 1:
             parts.append(f"{self.rows:.3g} of the rows")
