@@ -19,10 +19,10 @@ from torch import Tensor
 from zipf import Zipf
 
 from hotrows.cache.indexes import make_index
-from hotrows.cache.planner import Counts, Placing, Planner
+from hotrows.cache.planning.planner import Counts, EagerPlanner, Placement
 from hotrows.cache.policies import make_policy
 from hotrows.cache.slots import Slots
-from hotrows.ops.distinct import Distinct, distinct
+from hotrows.ops.unique import UniqueRows, unique_rows
 
 DEPTH = 4
 WINDOW = 8
@@ -112,8 +112,8 @@ class Subject:
         self._clock = Clock(device)
         self._traffic = Traffic(case)
         slots = Slots(case.slots, device)
-        self._planner = Planner(slots, make_index("hash", case.rows, slots), make_policy("lookahead"))
-        self._coming: deque[tuple[int, Distinct]] = deque()
+        self._planner = EagerPlanner(slots, make_index("hash", case.rows, slots), make_policy("lookahead"))
+        self._coming: deque[tuple[int, UniqueRows]] = deque()
         self._number = 0
         self._fill()
         self._first = self._planner.batch + 1  # what filled the cache is no longer in flight
@@ -127,7 +127,7 @@ class Subject:
         """Announce one batch and plan the one whose turn it is: milliseconds of both, and misses."""
         rows = self._traffic.batch().to(self._device)
         started = self._clock.start()
-        unique = distinct(rows)
+        unique = unique_rows(rows)
         self._planner.announce(unique, self._number)
         announce_ms = self._clock.stop(started)
         self._coming.append((self._number, unique))
@@ -138,11 +138,11 @@ class Subject:
         number, unique = self._coming.popleft()
         oldest = max(self._first, self._planner.batch + 1 - DEPTH)
         started = self._clock.start()
-        plan = self._planner.plan(unique, Placing.ALL_OR_NOTHING, oldest, number)
+        plan = self._planner.plan(unique, Placement.ATOMIC, oldest, number)
         plan_ms = self._clock.stop(started)
         counts = Counts(*plan.counts.tolist())
         assert counts.fits, self.case
-        self._planner.settle(plan, counts, Placing.ALL_OR_NOTHING)
+        self._planner.resolve(plan, counts, Placement.ATOMIC)
         return announce_ms, plan_ms, counts.misses
 
     def measure(self) -> None:
@@ -164,8 +164,8 @@ class Subject:
 
     def _fill(self) -> None:
         for part in self._traffic.cold(self.case.slots).to(self._device).split(50_000):
-            plan = self._planner.plan(distinct(part), Placing.WHAT_FITS)
-            self._planner.settle(plan, Counts(*plan.counts.tolist()), Placing.WHAT_FITS)
+            plan = self._planner.plan(unique_rows(part), Placement.SPILL)
+            self._planner.resolve(plan, Counts(*plan.counts.tolist()), Placement.SPILL)
 
 
 def measure(name: str, cases: list[Case], rounds: int, device: torch.device) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ def make_policy(name: str, counts: Tensor) -> str | hotrows.Policy:
 class WindowFacts(NamedTuple):
     """What a window knows, over the windows after the warm-up that do not overlap."""
 
-    distinct: int  # distinct rows of a window, median
+    unique: int  # distinct rows of a window, median
     fewest_seen: int  # those of them that came before the window: the rows that can be worth keeping for it
     most_seen: int
 
@@ -45,13 +45,13 @@ def look_at(trace: Sequence[Tensor], num_rows: int, window: int, warm_up: int) -
     seen = torch.zeros(num_rows, dtype=torch.bool)
     for batch in trace[:warm_up]:
         seen[batch] = True
-    distinct, known = [], []
+    unique, known = [], []
     for start in range(warm_up, len(trace) - window + 1, window):
         rows = torch.unique(torch.cat([batch.flatten() for batch in trace[start : start + window]]))
-        distinct.append(rows.numel())
+        unique.append(rows.numel())
         known.append(int(seen[rows].sum()))
         seen[rows] = True
-    return WindowFacts(sorted(distinct)[len(distinct) // 2], min(known), max(known))
+    return WindowFacts(sorted(unique)[len(unique) // 2], min(known), max(known))
 
 
 def measure(trace: list[Tensor], counts: Tensor, window: int, warm_up: int) -> list[dict[str, Any]]:

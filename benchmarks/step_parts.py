@@ -13,8 +13,8 @@ from torch import Tensor
 from zipf import draw_ranks
 
 import hotrows
+from hotrows.dense.bce_loss import bce_loss
 from hotrows.models import make_model
-from hotrows.ops.click_loss import click_loss
 
 EXPONENT = 1.18  # gives HECA's 26, 21, 17 and 13% unique ids at batches of 1024 to 8192
 NUM_DENSE = 13
@@ -149,7 +149,7 @@ class DensePart:
     def train(self, dense: Tensor, embedded: Tensor, label: Tensor) -> Tensor:
         with torch.autocast(**self._autocast):
             logits = self.model(dense, embedded)
-        loss = click_loss(logits, label)
+        loss = bce_loss(logits, label)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

@@ -22,14 +22,14 @@ import torch
 from environment import checked_device, describe, print_heading, write_json
 from zipf import draw_ranks
 
-from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.indexes import make_index
-from hotrows.cache.lanes import caller_mark
-from hotrows.cache.planner import Counts, Placing, Plan, Planner
+from hotrows.cache.planning.id_columns import IdColumns
+from hotrows.cache.planning.planner import Counts, EagerPlanner, Placement, Plan
+from hotrows.cache.planning.planning_graph import PlanningGraph
 from hotrows.cache.policies import make_policy
-from hotrows.cache.ring import Ring
 from hotrows.cache.slots import Slots
 from hotrows.data.shapes import CRITEO_KAGGLE
+from hotrows.runtime.streams import record_event
 
 EXPONENT = 1.18
 SHARE = 0.015
@@ -41,10 +41,10 @@ def measure(
 ) -> dict[str, Any]:
     num_rows = sum(sizes)
     slots = Slots(math.ceil(SHARE * num_rows), device)
-    planner = Planner(slots, make_index("hash", num_rows, slots), make_policy("lookahead"))
+    planner = EagerPlanner(slots, make_index("hash", num_rows, slots), make_policy("lookahead"))
     lengths = torch.tensor(sizes, device=device)
     part = IdColumns(None, lengths.cumsum(0) - lengths, lengths)
-    ring = Ring(
+    ring = PlanningGraph(
         planner, part, torch.Size([batch_size, len(sizes)]), torch.int64, depth, window, num_rows, device,
         move=lambda moves: None,
     )  # fmt: skip
@@ -66,14 +66,14 @@ def measure(
             plan = ring.plan_in(ring.seats_of(due)[0], batch, of, rows_of[due], at_all)
             planned.append(batch)
         ms = _time(lambda plans=plan is not None: ring.run(True, plans, 0), device)
-        ring.ran(caller_mark(device))
+        ring.ran(record_event(device))
         rows_of[place] = int(ring.told[place][0])
         planner.counted(number, rows_of[place])
         number += 1
         if plan is not None:
             counts = Counts(*ring.counts[ring.seats_of(due)[0]].tolist())
             assert counts.fits, "the cache is too small for the batches in flight"
-            planner.settle(plan, counts, Placing.ALL_OR_NOTHING)
+            planner.resolve(plan, counts, Placement.ATOMIC)
             if counts.evictions == counts.misses > 0:  # the cache is full
                 times.append(ms)
                 misses.append(counts.misses)

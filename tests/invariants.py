@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 import hotrows
-from hotrows.cache.group import RowGroup
+from hotrows.cache.row_cache import RowCache
 
 
 def check_invariants(bags: hotrows.EmbeddingBagCollection, truth: dict[str, Tensor]) -> None:
@@ -27,7 +27,7 @@ def check_invariants(bags: hotrows.EmbeddingBagCollection, truth: dict[str, Tens
                 assert torch.equal(found, expected), "the record in a slot is that of the row its tag names"
 
 
-def check_maps(group: RowGroup) -> None:
+def check_maps(group: RowCache) -> None:
     slots = group.planner.slots
     rows = slots.row[:-1]
     used = (rows >= 0).nonzero().squeeze(1)
@@ -41,13 +41,13 @@ def check_maps(group: RowGroup) -> None:
     assert rows[used].unique().numel() == used.numel(), "no row is in two slots"
 
 
-def check_flights(group: RowGroup) -> None:
+def check_flights(group: RowCache) -> None:
     """Rows of batches in flight that were given slots are still in them."""
     rows = group.planner.slots.row
     for flight in group._flights.values():
-        unique = flight.plan.distinct
+        unique = flight.plan.unique
         num = int(unique.num)
         given = flight.plan.row_slots[:num].long()
         in_cache = (given >= 0) & (given < group.num_slots)
-        if flight.placing.name != "NOTHING":
+        if flight.placement.name != "NOTHING":
             assert torch.equal(rows[given[in_cache]], unique.rows[:num][in_cache])

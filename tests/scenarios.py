@@ -163,7 +163,7 @@ def make_bags(scenario: Scenario, setting: Setting) -> hotrows.EmbeddingBagColle
         for group in bags.groups:
             group.store = SlowStore(group.store)
     for group in bags.groups:
-        group.seating.party_size = setting.party
+        group.seating.batches_to_coalesce = setting.party
     return bags
 
 

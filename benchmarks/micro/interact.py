@@ -16,7 +16,7 @@ from measuring import bytes_per_microsecond, set_to
 from torch import Tensor
 from triton.testing import do_bench
 
-from hotrows.ops.interact import interact, kernel, reference
+from hotrows.dense.interact import interact, kernel, reference
 
 FEATURES, DIM = 26, 128
 WIDTH = DIM + (FEATURES + 1) * FEATURES // 2

@@ -19,10 +19,10 @@ import triton
 from measuring import bytes_per_microsecond, replayed, set_to
 from torch import Tensor, nn
 
+from hotrows.dense.linear import kernel
+from hotrows.dense.linear import kernel_sums as sums
+from hotrows.dense.linear.kernel_resize import resized
 from hotrows.models.mlp import mlp
-from hotrows.ops.linear import kernel
-from hotrows.ops.linear import kernel_sums as sums
-from hotrows.ops.linear.kernel_resize import resized
 
 BATCHES = (1024, 16_384)
 COMPILE_SECONDS = 40  # for all that is compiled together; what comes later is left out

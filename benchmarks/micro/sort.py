@@ -13,9 +13,9 @@ import triton
 from measuring import replayed, set_to
 from torch import Tensor
 
-from hotrows.cache.fused import Places
+from hotrows.cache.planning.kernel_planner import RequestBuffers
 from hotrows.data.shapes import CRITEO_KAGGLE
-from hotrows.ops.distinct import kernel, kernel_columns
+from hotrows.ops.unique import kernel, kernel_columns
 
 SIZES = [column.num_ids for column in CRITEO_KAGGLE.columns]
 BATCHES = (64, 256, 1024, 2048, 4096)
@@ -40,11 +40,11 @@ class Subject:
         self.ids = (skewed * self.num_rows).long()
         self.place = torch.zeros(1, dtype=torch.int32, device="cuda")
         told = torch.zeros(1, 2, dtype=torch.int32, pin_memory=True)
-        self.places = Places(1, self.ids.numel(), self.ids.device, told)
+        self.places = RequestBuffers(1, self.ids.numel(), self.ids.device, told)
         self.column_order = kernel.column_order(self.first_row, self.num_rows, num_samples)
 
-    def distinct(self, column_order: Tensor | None) -> None:
-        kernel.distinct_ids(
+    def unique_rows(self, column_order: Tensor | None) -> None:
+        kernel.unique_ids(
             self.ids, None, self.first_row, self.num_rows, column_order, torch.int32, self.places.noted,
             self.places.told, self.place, self.places.arrays,
         )  # fmt: skip
@@ -53,11 +53,11 @@ class Subject:
         for each in self.places.arrays:
             each.fill_(-9)
         self.places.noted.zero_()
-        self.distinct(column_order)
-        return [each.clone() for each in self.places.distinct(0)]
+        self.unique(column_order)
+        return [each.clone() for each in self.places.unique(0)]
 
     def microseconds(self, column_order: Tensor | None) -> float:
-        return replayed(lambda: self.distinct(column_order))
+        return replayed(lambda: self.unique(column_order))
 
 
 def main() -> int:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hotrows.ops.add_up.kernel import add_up
-from hotrows.ops.distinct import distinct
-from hotrows.ops.row_update import numbers
-from hotrows.ops.row_update.kernel import row_update
-from hotrows.ops.update_rows import kernel
+from hotrows.ops.backward_update import kernel
+from hotrows.ops.row_optimizer import numbers
+from hotrows.ops.row_optimizer.kernel import row_optimizer
+from hotrows.ops.segment_sum.kernel import segment_sum
+from hotrows.ops.unique import unique_rows
 
 SIZES = [
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
@@ -48,7 +48,7 @@ class Subject:
         for size in SIZES:
             rows.append(first + _zipf(batch_size, size, generator))
             first += size
-        unique = distinct(torch.stack(rows, 1).flatten())
+        unique = unique_rows(torch.stack(rows, 1).flatten())
         self.order, self.starts, self.num = unique.order, unique.starts, unique.num
         self.num_rows = int(self.num)
         words_per_weight, hyper = RULES[rule]
@@ -65,14 +65,14 @@ class Subject:
         return gradients + 2 * self.num_rows * self.cache.shape[1] * 4
 
     def fused(self, first_row: Tensor) -> None:
-        kernel.update_rows(
+        kernel.backward_update(
             self.rule, self.cache, self.row_slots, self.num, self.grad, self.order, self.starts, None, None, None,
             self.dim, self.hyper, first_row,
         )  # fmt: skip
 
     def in_two(self, first_row: Tensor) -> None:
-        grads = add_up(self.grad, self.order, self.starts, self.num, None, None, None, first_row)
-        row_update(self.rule, self.cache, self.row_slots, grads, self.num, self.dim, self.hyper)
+        grads = segment_sum(self.grad, self.order, self.starts, self.num, None, None, None, first_row)
+        row_optimizer(self.rule, self.cache, self.row_slots, grads, self.num, self.dim, self.hyper)
 
     def after(self, work: Callable[[Tensor], None], first_row: Tensor) -> Tensor:
         """The cache after the work, which is then undone."""

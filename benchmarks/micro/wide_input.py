@@ -16,9 +16,9 @@ from measuring import bytes_per_microsecond, set_to
 from torch import Tensor
 from triton.testing import do_bench
 
-from hotrows.ops.click_loss import click_loss
-from hotrows.ops.click_loss import reference as loss_reference
-from hotrows.ops.wide_input import kernel, reference, wide_input
+from hotrows.dense.bce_loss import bce_loss
+from hotrows.dense.bce_loss import reference as loss_reference
+from hotrows.dense.wide_deep_input import kernel, reference, wide_deep_input
 
 NUM_DENSE, FEATURES, DIM = 13, 26, 96
 BATCHES = (1024, 8192)
@@ -77,14 +77,14 @@ def compare_inputs(autocast: bool, floor: float) -> None:
 
     moved = FEATURES * (DIM + 1) * 4 + (NUM_DENSE + FEATURES * DIM) * (2 if autocast else 4)
     print(f"{'':<9}{'floor, either way':<40}" + "   ".join(f"{num * moved / floor:9.1f}{'':9}" for num in BATCHES))
-    line("torch", reference.wide_input)
+    line("torch", reference.wide_deep_input)
     for variant in VARIANTS:
         with set_to(kernel, variant):
-            line(", ".join(f"{name} {value}" for name, value in variant.items()) or "as it is", wide_input)
+            line(", ".join(f"{name} {value}" for name, value in variant.items()) or "as it is", wide_deep_input)
 
 
 def compare_losses() -> None:
-    for what, function in (("torch", loss_reference.click_loss), ("hotrows", click_loss)):
+    for what, function in (("torch", loss_reference.bce_loss), ("hotrows", bce_loss)):
         cells = []
         for num_rows in (*BATCHES, 65_536):
             label = (torch.rand(num_rows, device="cuda") < 0.3).float()

@@ -37,9 +37,9 @@ def main() -> None:
                  archive.replace("-", "==")],
                 check=True,
             )  # fmt: skip
-            with tarfile.open(Path(temporary, f"{archive}.tar.gz")) as contents:
+            with tarfile.open(Path(temporary, f"{archive}.tar.gz")) as maintenance:
                 for member, name in files.items():
-                    found = contents.extractfile(member)
+                    found = maintenance.extractfile(member)
                     assert found is not None, member
                     target = folder / name
                     target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.indexes import INDEXES, check_index, make_index
-from hotrows.cache.planner import Counts, Placing, Planner
+from hotrows.cache.planning.planner import Counts, EagerPlanner, Placement
 from hotrows.cache.policies import Access, Policy, make_policy
-from hotrows.cache.policies.upcoming import WINDOW_LIMIT
+from hotrows.cache.policies.next_use import WINDOW_LIMIT
 from hotrows.cache.slots import Slots
-from hotrows.ops.distinct import Distinct, distinct
+from hotrows.ops.unique import UniqueRows, unique_rows
 
 FAR = 2**31 - 2
 
@@ -64,18 +64,18 @@ def simulate(
     if name == "direct":
         batches = list(batches)
         largest = max((int(batch.max()) for batch in batches if batch.numel()), default=0)
-    planner = Planner(slots, make_index(name, largest + 1, slots), chosen)
+    planner = EagerPlanner(slots, make_index(name, largest + 1, slots), chosen)
     counts = [_step(planner, unique, number) for number, unique in _announced(planner, batches, window)]
     table = torch.tensor(counts, dtype=torch.int64).reshape(-1, len(Counts._fields))
     column = {field: table[:, i] for i, field in enumerate(Counts._fields)}
     return Simulation(column["hits"], column["misses"], column["evictions"])
 
 
-def _announced(planner: Planner, batches: Iterable[Tensor], window: int) -> Iterator[tuple[int, Distinct]]:
+def _announced(planner: EagerPlanner, batches: Iterable[Tensor], window: int) -> Iterator[tuple[int, UniqueRows]]:
     """The batches in order, each after those of its window were announced."""
-    coming: deque[tuple[int, Distinct]] = deque()
+    coming: deque[tuple[int, UniqueRows]] = deque()
     for number, batch in enumerate(batches):
-        unique = distinct(_rows(batch))
+        unique = unique_rows(_rows(batch))
         planner.announce(unique, number)
         coming.append((number, unique))
         if len(coming) == window:
@@ -83,10 +83,10 @@ def _announced(planner: Planner, batches: Iterable[Tensor], window: int) -> Iter
     yield from coming
 
 
-def _step(planner: Planner, unique: Distinct, number: int) -> Counts:
-    plan = planner.plan(unique, Placing.WHAT_FITS, oldest=None, number=number)
+def _step(planner: EagerPlanner, unique: UniqueRows, number: int) -> Counts:
+    plan = planner.plan(unique, Placement.SPILL, oldest=None, number=number)
     counts = Counts(*plan.counts.tolist())
-    planner.settle(plan, counts, Placing.WHAT_FITS)
+    planner.resolve(plan, counts, Placement.SPILL)
     return counts
 
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 
 from hotrows.cache.indexes import INDEXES, Index, choose_index, make_index
 from hotrows.cache.indexes.hashed import HashIndex
-from hotrows.cache.planner import Counts, Placing, Planner
+from hotrows.cache.planning.planner import Counts, EagerPlanner, Placement
 from hotrows.cache.policies import make_policy
 from hotrows.cache.slots import Slots
-from hotrows.ops import row_table
-from hotrows.ops.distinct import distinct
+from hotrows.ops import hash_table
+from hotrows.ops.unique import unique_rows
 
 NUM_ROWS = 10_000
 
@@ -82,7 +82,7 @@ def test_an_erased_hash_table_does_not_degrade() -> None:
         rows = torch.randint(0, 2**60, (250,), generator=random).unique()
         put(index, rows, batch)
         keys = index.keys[:-1]
-        assert int((keys == row_table.EMPTY).sum()) > keys.numel() // 6, "a search always ends"
+        assert int((keys == hash_table.EMPTY).sum()) > keys.numel() // 6, "a search always ends"
     longest = runs_without_empty(index.keys[:-1])
     assert longest < 120
 
@@ -90,35 +90,35 @@ def test_an_erased_hash_table_does_not_degrade() -> None:
 def test_counts_that_arrive_after_a_rebuild_are_not_of_the_new_table() -> None:
     """On a GPU the host learns late how many rows plans replaced; many may be outstanding."""
     slots = Slots(2000, torch.device("cpu"))
-    planner = Planner(slots, make_index("hash", 10**9, slots), make_policy("lru"))
+    planner = EagerPlanner(slots, make_index("hash", 10**9, slots), make_policy("lru"))
     random = torch.Generator().manual_seed(0)
     waiting = []
     for number in range(200):
         rows = torch.randint(0, 10**9, (1900,), generator=random)
-        waiting.append(planner.plan(distinct(rows), Placing.WHAT_FITS))
+        waiting.append(planner.plan(unique_rows(rows), Placement.SPILL))
         if number % 60 == 59:
             for plan in waiting:
-                planner.settle(plan, Counts(*plan.counts.tolist()), Placing.WHAT_FITS)
+                planner.resolve(plan, Counts(*plan.counts.tolist()), Placement.SPILL)
             waiting.clear()
         index = planner.index
         assert isinstance(index, HashIndex)
         assert index._most_pending >= 0
-        assert int((index.keys == row_table.EMPTY).sum()) > 0
+        assert int((index.keys == hash_table.EMPTY).sum()) > 0
 
 
 def runs_without_empty(keys: torch.Tensor) -> int:
     longest = run = 0
     for key in keys.tolist():
-        run = 0 if key == row_table.EMPTY else run + 1
+        run = 0 if key == hash_table.EMPTY else run + 1
         longest = max(longest, run)
     return longest
 
 
 def test_a_search_ends_at_the_one_cell_that_is_empty() -> None:
     keys = torch.arange(1, 12)
-    keys[-1] = row_table.BARRED
-    keys[3] = row_table.EMPTY  # the one cell that the contract keeps
-    found = row_table.find(keys, torch.tensor([999, 5]), count(2))
+    keys[-1] = hash_table.BARRED
+    keys[3] = hash_table.EMPTY  # the one cell that the contract keeps
+    found = hash_table.find(keys, torch.tensor([999, 5]), count(2))
     assert found[0] == -1
 
 

@@ -7,26 +7,26 @@ from hypothesis import given, settings
 
 import hotrows
 from hotrows.cache.indexes import INDEXES, make_index
-from hotrows.cache.planner import Placing, Planner
+from hotrows.cache.planning.planner import EagerPlanner, Placement
 from hotrows.cache.policies import POLICIES, Policy, make_policy
 from hotrows.cache.policies.frequency import Frequency
 from hotrows.cache.policies.lookahead import Lookahead
-from hotrows.cache.policies.upcoming import NOT_NEEDED, UpcomingUses
+from hotrows.cache.policies.next_use import NOT_NEEDED, NextUseTable
 from hotrows.cache.slots import Slots
-from hotrows.ops.distinct import distinct
+from hotrows.ops.unique import unique_rows
 
 
-def planner_of(policy: str | Policy, capacity: int, index: str = "direct") -> Planner:
+def planner_of(policy: str | Policy, capacity: int, index: str = "direct") -> EagerPlanner:
     slots = Slots(INDEXES[index].round_slots(capacity), torch.device("cpu"))
-    return Planner(slots, make_index(index, 1000, slots), make_policy(policy))
+    return EagerPlanner(slots, make_index(index, 1000, slots), make_policy(policy))
 
 
-def cached(planner: Planner) -> set[int]:
+def cached(planner: EagerPlanner) -> set[int]:
     return {row for row in planner.slots.row[:-1].tolist() if row >= 0}
 
 
-def use(planner: Planner, *rows: int, number: int | None = None) -> None:
-    planner.plan(distinct(torch.tensor(rows)), Placing.WHAT_FITS, number=number)
+def use(planner: EagerPlanner, *rows: int, number: int | None = None) -> None:
+    planner.plan(unique_rows(torch.tensor(rows)), Placement.SPILL, number=number)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -43,13 +43,13 @@ def test_contract(name: str, capacity: int, batches: list[list[int]], index: str
     pinned: set[int] = set()
     in_flight: list[tuple[int, set[int]]] = []
     for number, rows in enumerate(batches):
-        unique = distinct(torch.tensor(rows))
+        unique = unique_rows(torch.tensor(rows))
         planner.announce(unique, number)
         before = cached(planner)
         in_flight = in_flight[len(in_flight) - flying :] if flying else []
         oldest = in_flight[0][0] if in_flight else None
-        plan = planner.plan(unique, Placing.WHAT_FITS, oldest=oldest, number=number)
-        planner.settle(plan, _counts(plan), Placing.WHAT_FITS)
+        plan = planner.plan(unique, Placement.SPILL, oldest=oldest, number=number)
+        planner.resolve(plan, _counts(plan), Placement.SPILL)
         after = cached(planner)
         assert pinned <= after
         for _, kept in in_flight:
@@ -66,7 +66,7 @@ def test_contract(name: str, capacity: int, batches: list[list[int]], index: str
 
 
 def _counts(plan):
-    from hotrows.cache.planner import Counts
+    from hotrows.cache.planning.planner import Counts
 
     return Counts(*plan.counts.tolist())
 
@@ -121,15 +121,15 @@ def test_random_is_repeatable_and_depends_on_the_seed() -> None:
 def test_lookahead_keeps_what_the_window_needs_furthest_first_to_go() -> None:
     planner = planner_of("lookahead", 3)
     batches = [(1,), (2,), (3,), (4,), (1,), (3,), (2,)]
-    uniques = [distinct(torch.tensor(rows)) for rows in batches]
+    uniques = [unique_rows(torch.tensor(rows)) for rows in batches]
     for number, unique in enumerate(uniques):
         planner.announce(unique, number)
     for number in range(4):
-        planner.plan(uniques[number], Placing.WHAT_FITS, number=number)
+        planner.plan(uniques[number], Placement.SPILL, number=number)
     assert cached(planner) == {1, 3, 4}, "2 is needed last"
-    planner.plan(uniques[4], Placing.WHAT_FITS, number=4)
-    planner.plan(uniques[5], Placing.WHAT_FITS, number=5)
-    planner.plan(uniques[6], Placing.WHAT_FITS, number=6)
+    planner.plan(uniques[4], Placement.SPILL, number=4)
+    planner.plan(uniques[5], Placement.SPILL, number=5)
+    planner.plan(uniques[6], Placement.SPILL, number=6)
     assert 2 in cached(planner)
 
 
@@ -151,7 +151,7 @@ def test_what_was_withdrawn_is_not_kept() -> None:
     planner = planner_of("lookahead", 2)
     use(planner, 1)
     use(planner, 2, 2)
-    announced = distinct(torch.tensor([1]))
+    announced = unique_rows(torch.tensor([1]))
     planner.announce(announced, 0)
     planner.withdraw(announced, 0)
     use(planner, 3)
@@ -164,16 +164,16 @@ def test_what_was_withdrawn_is_not_kept() -> None:
     window=st.integers(1, 64),
 )
 def test_upcoming_uses_against_a_list(batches: list[set[int]], window: int) -> None:
-    upcoming = UpcomingUses(torch.device("cpu"))
+    next_use = NextUseTable(torch.device("cpu"))
     rows = [torch.tensor(sorted(batch)) for batch in batches]
     announced = 0
     for now, mine in enumerate(rows):
         while announced < len(rows) and announced < now + window:
             num = torch.tensor([rows[announced].numel()], dtype=torch.int32)
-            upcoming.add(rows[announced], num, announced)
+            next_use.add(rows[announced], num, announced)
             announced += 1
-        found = upcoming.take(mine, torch.tensor([mine.numel()], dtype=torch.int32), now)
-        upcoming.leave(now)
+        found = next_use.take(mine, torch.tensor([mine.numel()], dtype=torch.int32), now)
+        next_use.leave(now)
         expected = [
             next((n for n in range(now + 1, announced) if row in batches[n]), NOT_NEEDED) for row in mine.tolist()
         ]
@@ -183,26 +183,26 @@ def test_upcoming_uses_against_a_list(batches: list[set[int]], window: int) -> N
 @pytest.mark.parametrize(("most", "real"), [(1000, 100), (1000, 1000), (5000, 1)])
 def test_upcoming_uses_are_built_anew_without_waiting_for_counts(most: int, real: int) -> None:
     """As announced by a ring: how many rows a batch has is known three announcements later."""
-    upcoming = UpcomingUses(torch.device("cpu"))
+    next_use = NextUseTable(torch.device("cpu"))
     window, late = 16, 3
     generations, num_rebuilt = [], 0
-    original = upcoming._make_room
+    original = next_use._make_room
 
     def make_room(num_rows: int) -> None:
         nonlocal num_rebuilt
         num_rebuilt += 1
         original(num_rows)
 
-    upcoming._make_room = make_room  # type: ignore[method-assign]
+    next_use._make_room = make_room  # type: ignore[method-assign]
     for number in range(400):
         if number >= window:
-            upcoming.leave(number - window)
-        assert number < 2 * window or upcoming.has_room(most) or upcoming.makes_room(2 * most)
-        upcoming.expect(number, most)
-        assert upcoming._num_in_window + upcoming._most_erased <= upcoming._most_taken  # so a search ends
+            next_use.leave(number - window)
+        assert number < 2 * window or next_use.has_room(most) or next_use.makes_room(2 * most)
+        next_use.expect(number, most)
+        assert next_use._num_in_window + next_use._most_erased <= next_use._most_taken  # so a search ends
         if number >= late:
-            upcoming.count(number - late, real)
-        generations.append(upcoming.generation)
+            next_use.count(number - late, real)
+        generations.append(next_use.generation)
     assert generations[2 * window] == generations[-1], "it grows no more"
     assert 0 < num_rebuilt < 60
 

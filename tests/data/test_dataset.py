@@ -92,8 +92,8 @@ def test_a_newer_format(prepared: Path) -> None:
 
 
 @pytest.mark.parametrize("contents", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "name": "x", "schema": 3}'])
-def test_a_damaged_description(prepared: Path, contents: str) -> None:
-    (prepared / "dataset.json").write_text(contents)
+def test_a_damaged_description(prepared: Path, maintenance: str) -> None:
+    (prepared / "dataset.json").write_text(maintenance)
     with pytest.raises(ValueError, match=r"dataset\.json is damaged"):
         open_dataset(prepared)
 
@@ -106,11 +106,11 @@ def test_a_missing_shard(prepared: Path) -> None:
 
 def describe_files(directory: Path) -> None:
     """Write sizes and checksums into dataset.json, as `prepare` does."""
-    contents = {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*.parquet")}
+    maintenance = {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*.parquet")}
     edit(
         directory,
-        sizes={name: len(found) for name, found in contents.items()},
-        checksums={name: hashlib.sha256(found).hexdigest() for name, found in contents.items()},
+        sizes={name: len(found) for name, found in maintenance.items()},
+        checksums={name: hashlib.sha256(found).hexdigest() for name, found in maintenance.items()},
     )
 
 
@@ -129,12 +129,12 @@ def test_a_shard_of_another_size(prepared: Path) -> None:
 def test_changed_contents_are_found_on_request(prepared: Path, name: str) -> None:
     describe_files(prepared)
     open_dataset(prepared, verify=True)
-    contents = bytearray((prepared / name).read_bytes())
-    contents[len(contents) // 2] ^= 1
+    maintenance = bytearray((prepared / name).read_bytes())
+    maintenance[len(maintenance) // 2] ^= 1
     expected = hashlib.sha256((prepared / name).read_bytes()).hexdigest()
-    (prepared / name).write_bytes(contents)
+    (prepared / name).write_bytes(maintenance)
     open_dataset(prepared)
-    found = hashlib.sha256(contents).hexdigest()
+    found = hashlib.sha256(maintenance).hexdigest()
     with pytest.raises(ValueError, match=rf"{name}: .* SHA-256 is {found}, dataset\.json says {expected}"):
         open_dataset(prepared, verify=True)
 

@@ -344,9 +344,9 @@ def test_reads_ahead_a_bounded_number_of_blocks(plain: Prepared, monkeypatch: py
 
 
 def damage(path: Path, start: int, stop: int) -> None:
-    contents = bytearray(path.read_bytes())
-    contents[start:stop] = b"\xff" * (stop - start)
-    path.write_bytes(contents)
+    maintenance = bytearray(path.read_bytes())
+    maintenance[start:stop] = b"\xff" * (stop - start)
+    path.write_bytes(maintenance)
 
 
 def test_a_truncated_shard_is_named(tmp_path: Path) -> None:

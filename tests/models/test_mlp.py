@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hotrows.dense.linear import Layer
 from hotrows.models import mlp as module
 from hotrows.models.mlp import apply_mlp, mlp
-from hotrows.ops.linear import Layer
 
 SIZES = [13, 32, 7, 1]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import hotrows
-from hotrows.cache.flights import Rows
 from hotrows.cache.policies.frequency import Frequency
 from hotrows.cache.policies.lookahead import Lookahead
+from hotrows.loop.ticket import Rows
 
 TABLES = [hotrows.Table("a", 50), hotrows.Table("b", 80, features=("b1", "b2")), hotrows.Table("c", 30, dim=8)]
 ROWS = (50, 80, 80, 30)
@@ -49,7 +49,7 @@ def loss(bags: hotrows.EmbeddingBagCollection, ids: Tensor) -> Tensor:
     return torch.stack([(part.sin() - 0.3).square().sum() for part in bags(ids)]).sum()
 
 
-def contents(bags: hotrows.EmbeddingBagCollection) -> dict[str, Tensor]:
+def maintenance(bags: hotrows.EmbeddingBagCollection) -> dict[str, Tensor]:
     found = {name: bags.weight(name) for name in ("a", "b", "c")}
     for name in list(found):
         found |= {f"{name}.{part}": values.clone() for part, values in bags.row_state(name).items()}
@@ -57,7 +57,7 @@ def contents(bags: hotrows.EmbeddingBagCollection) -> dict[str, Tensor]:
 
 
 def assert_same(one: hotrows.EmbeddingBagCollection, other: hotrows.EmbeddingBagCollection) -> None:
-    found, expected = contents(one), contents(other)
+    found, expected = maintenance(one), maintenance(other)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
@@ -85,11 +85,11 @@ def test_gradients_are_added_up_in_the_order_of_tables_and_ids(device: torch.dev
     """Or the bits of their sums would depend on where the kernel cuts the sorted lookups into blocks."""
     rows = torch.randint(130, (500,), generator=torch.Generator().manual_seed(0)).to(device)
     ours, plain = (make(ordered, device=device).groups[0].request(lambda: Rows(rows)) for ordered in (True, False))
-    ours.made.wait()
-    plain.made.wait()
+    ours.made.synchronize()
+    plain.made.synchronize()
     for part in ("num", "inverse", "order", "starts", "block_rows"):
-        assert torch.equal(getattr(ours.distinct, part), getattr(plain.distinct, part))
-    assert not torch.equal(ours.distinct.rows, plain.distinct.rows)
+        assert torch.equal(getattr(ours.unique, part), getattr(plain.unique, part))
+    assert not torch.equal(ours.unique.rows, plain.unique.rows)
 
 
 def test_the_map_takes_no_device_memory(device: torch.device) -> None:

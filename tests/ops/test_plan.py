@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotrows.cache import scan
-from hotrows.cache.fused import FusedPlanner, Places, Seat, Seats
-from hotrows.cache.id_columns import IdColumns
 from hotrows.cache.indexes import make_index
-from hotrows.cache.planner import Counts, Placing, Planner
+from hotrows.cache.planning import victim_scan
+from hotrows.cache.planning.id_columns import IdColumns
+from hotrows.cache.planning.kernel_planner import KernelPlanner, PlanBuffer, PlanBuffers, RequestBuffers
+from hotrows.cache.planning.planner import Counts, EagerPlanner, Placement
 from hotrows.cache.policies import Lookahead, Policy, make_policy
-from hotrows.cache.policies.upcoming import UpcomingUses
+from hotrows.cache.policies.next_use import NextUseTable
 from hotrows.cache.slots import Slots
-from hotrows.ops import row_table
-from hotrows.ops.distinct import distinct
+from hotrows.ops import hash_table
 from hotrows.ops.plan import kernel
+from hotrows.ops.unique import unique_rows
 
 SIZES = (3, 50, 400)
 NUM_SAMPLES = 20
@@ -22,9 +22,9 @@ WINDOW = 3
 NUM_PLACES, NUM_SEATS, NUM_TURNS = 12, 3, 5
 
 
-def make(policy: str | Policy, index: str, capacity: int, device: torch.device) -> Planner:
+def make(policy: str | Policy, index: str, capacity: int, device: torch.device) -> EagerPlanner:
     slots = Slots(capacity, device)
-    return Planner(slots, make_index(index, sum(SIZES), slots), make_policy(policy))
+    return EagerPlanner(slots, make_index(index, sum(SIZES), slots), make_policy(policy))
 
 
 def columns(device: torch.device) -> IdColumns:
@@ -40,20 +40,20 @@ def draw(random: torch.Generator) -> Tensor:
 class Stepwise:
     """The reference: the planner itself."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: EagerPlanner) -> None:
         self.planner = planner
         first = torch.tensor(SIZES).cumsum(0) - torch.tensor(SIZES)
         self.first_row = first
 
     def announce(self, ids: Tensor, number: int):
-        unique = distinct((ids + self.first_row).flatten())
+        unique = unique_rows((ids + self.first_row).flatten())
         self.planner.announce(unique, number)
         return unique
 
     def plan(self, unique, oldest: int | None, number: int):
-        made = self.planner.plan(unique, Placing.ALL_OR_NOTHING, oldest, number, everywhere=False)
+        made = self.planner.plan(unique, Placement.ATOMIC, oldest, number, everywhere=False)
         counts = Counts(*made.counts.tolist())
-        self.planner.settle(made, counts, Placing.ALL_OR_NOTHING)
+        self.planner.resolve(made, counts, Placement.ATOMIC)
         return made, counts
 
 
@@ -63,7 +63,7 @@ def finish(device: torch.device) -> None:
 
 
 class ByKernels:
-    def __init__(self, planner: Planner, device: torch.device, part: IdColumns | None = None) -> None:
+    def __init__(self, planner: EagerPlanner, device: torch.device, part: IdColumns | None = None) -> None:
         self.planner = planner
         self.device = device
         part = part or columns(device)
@@ -73,10 +73,10 @@ class ByKernels:
             """Memory of the host that kernels on the device can use."""
             return torch.zeros(sizes, dtype=torch.int32, pin_memory=device.type == "cuda")
 
-        self.places = Places(NUM_PLACES, num_lookups, device, host(NUM_PLACES, 2))
-        self.seats = Seats(NUM_SEATS, num_lookups, device, host(NUM_SEATS, len(Counts._fields)))
+        self.places = RequestBuffers(NUM_PLACES, num_lookups, device, host(NUM_PLACES, 2))
+        self.seats = PlanBuffers(NUM_SEATS, num_lookups, device, host(NUM_SEATS, len(Counts._fields)))
         self.numbers = host(NUM_TURNS, kernel.NUM_NUMBERS)
-        self.fused = FusedPlanner(planner, part, NUM_SAMPLES, sum(SIZES), self.places, self.seats, self.numbers)
+        self.fused = KernelPlanner(planner, part, NUM_SAMPLES, sum(SIZES), self.places, self.seats, self.numbers)
         self.num_announced = self.num_turns = 0
 
     def turn(self, ids: Tensor | None, plans: bool) -> None:
@@ -89,12 +89,12 @@ class ByKernels:
         self.num_announced += 1
         self.numbers[self.num_turns % NUM_TURNS, 7:9] = torch.tensor([number, place])
         if self.planner.policy.looks_ahead:
-            self.planner.policy.upcoming.expect(number, self.fused.num_lookups)
+            self.planner.policy.next_use.expect(number, self.fused.num_lookups)
         self.turn(ids, plans=False)
         assert self.places.told[place].tolist() == self.places.noted[place].tolist()
         return place
 
-    def plan(self, place: int, oldest: int | None, number: int) -> tuple[Seat, Counts]:
+    def plan(self, place: int, oldest: int | None, number: int) -> tuple[PlanBuffer, Counts]:
         planner, seat = self.planner, place % NUM_SEATS
         planner.batch += 1
         planner.index.maintain(self.fused.num_lookups)
@@ -123,8 +123,8 @@ class ByKernels:
 )  # fmt: skip
 def test_plans_what_the_planner_plans(policy, index, capacity, by_parts, device, random, monkeypatch):
     if by_parts:
-        monkeypatch.setattr(scan, "LEAST", 40)
-        monkeypatch.setattr(scan, "PER_ROW", 1)
+        monkeypatch.setattr(victim_scan, "LEAST", 40)
+        monkeypatch.setattr(victim_scan, "PER_ROW", 1)
     chosen: str | Policy = policy
     if policy == "lookahead with counts":
         chosen = Lookahead(torch.randint(100, (sum(SIZES),), generator=random))
@@ -157,17 +157,17 @@ def test_plans_what_the_planner_plans(policy, index, capacity, by_parts, device,
     assert capacity > 60 or seen_both == {0, 1}, "some plans fitted and some did not"
 
 
-def compare_plan(seat: Seat, made, counts: Counts) -> None:
+def compare_plan(seat: PlanBuffer, made, counts: Counts) -> None:
     for name in Counts._fields:
         assert getattr(counts, name) is not None
     unique = counts.unique
     assert torch.equal(seat.slots.cpu(), made.slots)
     assert torch.equal(seat.row_slots[:unique].cpu(), made.row_slots[:unique])
-    for name in made.distinct._fields:
-        assert torch.equal(getattr(seat.distinct, name).cpu(), getattr(made.distinct, name)), name
+    for name in made.unique._fields:
+        assert torch.equal(getattr(seat.unique, name).cpu(), getattr(made.unique, name)), name
 
 
-def compare_state(ours: Planner, theirs: Planner) -> None:
+def compare_state(ours: EagerPlanner, theirs: EagerPlanner) -> None:
     for name in ("row", "last_used", "priority"):
         found, expected = getattr(ours.slots, name)[:-1].cpu(), getattr(theirs.slots, name)[:-1]
         assert torch.equal(found, expected), name
@@ -177,25 +177,25 @@ def compare_state(ours: Planner, theirs: Planner) -> None:
     assert torch.equal(ours.index.find(every.to(device), num.to(device)).cpu(), theirs.index.find(every, num))
     if isinstance(ours.policy, Lookahead):
         assert isinstance(theirs.policy, Lookahead)
-        assert upcoming_uses(ours.policy.upcoming) == upcoming_uses(theirs.policy.upcoming)
-        check_room(ours.policy.upcoming)
+        assert upcoming_uses(ours.policy.next_use) == upcoming_uses(theirs.policy.next_use)
+        check_room(ours.policy.next_use)
 
 
-def upcoming_uses(upcoming: UpcomingUses) -> dict[int, int]:
+def upcoming_uses(next_use: NextUseTable) -> dict[int, int]:
     """Which batches need a row, by row, as a search finds them."""
-    keys, uses, num_cells = upcoming.arrays()
+    keys, uses, num_cells = next_use.arrays()
     held = keys[:num_cells]
     rows = held[held >= 0]
     num = torch.tensor([rows.numel()], dtype=torch.int32, device=keys.device)
-    return dict(zip(rows.tolist(), uses[row_table.find(keys, rows, num)].tolist(), strict=True))
+    return dict(zip(rows.tolist(), uses[hash_table.find(keys, rows, num)].tolist(), strict=True))
 
 
-def check_room(upcoming: UpcomingUses) -> None:
+def check_room(next_use: NextUseTable) -> None:
     """What the host believes is no less than what there is, and leaves cells empty, at which a search ends."""
-    keys, _, num_cells = upcoming.arrays()
-    taken = int((keys[:num_cells] != row_table.EMPTY).sum())
-    assert taken <= upcoming._num_in_window + upcoming._most_erased
-    assert upcoming._num_in_window + upcoming._most_erased <= upcoming._most_taken < num_cells
+    keys, _, num_cells = next_use.arrays()
+    taken = int((keys[:num_cells] != hash_table.EMPTY).sum())
+    assert taken <= next_use._num_in_window + next_use._most_erased
+    assert next_use._num_in_window + next_use._most_erased <= next_use._most_taken < num_cells
 
 
 def test_a_bad_id_leaves_a_batch_without_rows(device, random):
@@ -229,8 +229,8 @@ def test_some_columns(device, random):
     sizes = torch.tensor(SIZES, device=device)
     part = IdColumns(torch.tensor([2, 0], device=device), torch.tensor([0, 400], device=device), sizes[[2, 0]])
     ours, ids = ByKernels(make("lru", "direct", 300, device), device, part), draw(random)
-    found = ours.places.distinct(ours.announce(ids, 0))
-    expected = distinct(torch.stack([ids[:, 2], ids[:, 0] + 400], 1).flatten())
+    found = ours.places.unique(ours.announce(ids, 0))
+    expected = unique_rows(torch.stack([ids[:, 2], ids[:, 0] + 400], 1).flatten())
     assert torch.equal(found.rows.cpu(), expected.rows)
     assert torch.equal(found.inverse.cpu(), expected.inverse)
 
@@ -245,14 +245,14 @@ def test_a_party_is_planned_as_one_batch(parts, device, random):
     def host(*sizes: int) -> Tensor:
         return torch.zeros(sizes, dtype=torch.int32, pin_memory=device.type == "cuda")
 
-    places = Places(4, num_lookups, device, host(4 * parts, 2), parts, host(4, 2))
-    seats = Seats(2 * parts, num_lookups, device, host(2 * parts, len(Counts._fields)))
+    places = RequestBuffers(4, num_lookups, device, host(4 * parts, 2), parts, host(4, 2))
+    seats = PlanBuffers(2 * parts, num_lookups, device, host(2 * parts, len(Counts._fields)))
     numbers = host(NUM_TURNS, kernel.NUM_NUMBERS)
-    ours = FusedPlanner(planner, part, NUM_SAMPLES, sum(SIZES), places, seats, numbers)
+    ours = KernelPlanner(planner, part, NUM_SAMPLES, sum(SIZES), places, seats, numbers)
     evictions = 0
     for turn in range(8):
         ids = [draw(random) for _ in range(parts)]
-        planner.policy.upcoming.expect(turn, parts * num_lookups)
+        planner.policy.next_use.expect(turn, parts * num_lookups)
         unique = theirs.announce(torch.cat(ids), turn)
         planner.batch += parts
         theirs.planner.batch += parts - 1
@@ -269,10 +269,10 @@ def test_a_party_is_planned_as_one_batch(parts, device, random):
             assert torch.equal(mine[: expected.placed].cpu(), wanted[: expected.placed])
         totals = [0] * len(Counts._fields)
         for i, each in enumerate(ids):
-            planned, alone = seats[seat * parts + i], distinct((each + theirs.first_row).flatten())
+            planned, alone = seats[seat * parts + i], unique_rows((each + theirs.first_row).flatten())
             num = int(alone.num)
             for name in alone._fields:
-                assert torch.equal(getattr(planned.distinct, name).cpu(), getattr(alone, name)), (i, name)
+                assert torch.equal(getattr(planned.unique, name).cpu(), getattr(alone, name)), (i, name)
             assert torch.equal(planned.slots.cpu(), made.slots[i * num_lookups : (i + 1) * num_lookups])
             assert torch.equal(planned.slots.cpu(), planned.row_slots[:num].cpu()[alone.inverse.long()])
             totals = [one + other for one, other in zip(totals, planned.counts.tolist(), strict=True)]

@@ -7,8 +7,8 @@ from hotrows import Table
 from hotrows.ops.swap import Moves
 from hotrows.stores import RamStore, RecordLayout, StateField
 from hotrows.stores import ram as ram_module
-from hotrows.stores.first_values import first_values, table_key
-from hotrows.stores.memory import available_host_memory, readable
+from hotrows.stores.init import first_values, table_key
+from hotrows.stores.memory_checks import available_host_memory, readable
 
 TABLES = [Table("a", 10), Table("b", 5, init="normal")]
 LAYOUT = RecordLayout(6, (StateField("sum", first_value=0.25),))

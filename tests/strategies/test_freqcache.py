@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hotrows
 from hotrows.batch import Batch
-from hotrows.cache.contents import cached_rows
+from hotrows.cache.maintenance import cached_rows
 from hotrows.profile.sampled_counts import sampled_counts
 from hotrows.strategies.base import CacheSettings
 from hotrows.strategies.freqcache import FreqCacheOptions, FreqCacheStrategy
@@ -91,10 +91,10 @@ def test_it_is_synchronous_and_moves_blocks() -> None:
     for number, batch in enumerate(strategy.batches(iter(data), bags), start=1):
         bags(batch.ids).sum().backward()
         assert bags.stats().batches == bags.stats().on_the_spot == number
-    mover = bags.groups[0].mover
-    assert mover.buffer_rows == 4
-    assert mover.bytes_in == bags.stats().bytes_in
-    assert mover.passes >= math.ceil(mover.bytes_in / bags.groups[0].store.layout.num_bytes / 4)
+    transfer = bags.groups[0].transfer
+    assert transfer.buffer_rows == 4
+    assert transfer.bytes_in == bags.stats().bytes_in
+    assert transfer.passes >= math.ceil(transfer.bytes_in / bags.groups[0].store.layout.num_bytes / 4)
 
 
 @pytest.mark.parametrize(

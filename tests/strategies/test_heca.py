@@ -14,10 +14,10 @@ from torch import Tensor
 
 import hotrows
 from hotrows.batch import Batch, Jagged
-from hotrows.cache.flights import Flight, Request
 from hotrows.cache.indexes.hashed import HashIndex
 from hotrows.cache.policies import LFU, LRU, Policy
 from hotrows.cli.show import show_run
+from hotrows.loop.ticket import Flight, Request
 from hotrows.profile.sampled_counts import sampled_counts
 from hotrows.strategies import CacheSettings, make_strategy
 from hotrows.strategies.heca import HecaOptions, HecaStrategy
@@ -176,7 +176,7 @@ def test_victims_are_in_neither_the_current_batch_nor_the_next_nor_the_hot_set(
     bags = bags_of(strategy, device)
     group = bags.groups[0]
     group.uses_ring = False  # what is planned in a ring is the same, but leaves no list of its moves
-    plan_ahead, settle = group.plan_ahead, group.settle
+    plan_ahead, settle = group.plan_ahead, group.resolve
     turn, made, victims_of = 0, {}, {}
 
     def planned(request: Request, soon: bool) -> list[Flight]:
@@ -193,7 +193,7 @@ def test_victims_are_in_neither_the_current_batch_nor_the_next_nor_the_hot_set(
             victims_of.setdefault(made[flight.plan.batch], left[left >= 0].tolist())
         return fits
 
-    group.plan_ahead, group.settle = planned, settled  # type: ignore[method-assign]
+    group.plan_ahead, group.resolve = planned, settled  # type: ignore[method-assign]
     for batch in strategy.batches(batches, bags):
         step(bags, batch.ids)
         turn += 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import hotrows
-from hotrows.stores.memory import available_host_memory, readable
+from hotrows.stores.memory_checks import available_host_memory, readable
 
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "ibis-framework", "duckdb", "pyspark", "torchmetrics", "tensorboard")
 

@@ -84,7 +84,7 @@ def _run_all(
     """Run, write and show one figure after the other; what is finished stays if the rest is not."""
     from hotrows.cli.show import Steps
     from hotrows.reproduce.output import commit, write
-    from hotrows.stores.host_memory import memory_kept
+    from hotrows.stores.pinned_memory import memory_kept
 
     commit()
     found: list[dict[str, Any]] = []

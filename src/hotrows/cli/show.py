@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hotrows.stores.memory import readable
+from hotrows.stores.memory_checks import readable
 
 if TYPE_CHECKING:
     from hotrows.data.prepare import PrepareReport

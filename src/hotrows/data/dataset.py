@@ -17,7 +17,7 @@ from hotrows.data.share import Share
 from hotrows.data.synthetic import PREFIX, open_synthetic
 
 if TYPE_CHECKING:
-    from hotrows.data.shards import RowGroup
+    from hotrows.data.shards import ParquetRowGroup
 
 FORMAT = 1
 DESCRIPTION = "dataset.json"
@@ -93,7 +93,7 @@ class PreparedDataSet:
     def counts(self) -> dict[str, Tensor]:
         return {table: self._table_counts(table, num_rows) for table, num_rows in self.schema.tables.items()}
 
-    def _list_row_groups(self, split: str) -> "list[RowGroup]":
+    def _list_row_groups(self, split: str) -> "list[ParquetRowGroup]":
         from hotrows.data.shards import list_row_groups
 
         groups = list_row_groups(self._files[split], self.schema)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrows.data.skew import NUM_QUANTILES
-from hotrows.ops.row_table.reference import mix
-from hotrows.stores.first_values import GOLDEN, table_key
+from hotrows.ops.hash_table.reference import mix
+from hotrows.stores.init import GOLDEN, table_key
 
 SPREAD = 1.4  # standard deviation of the logits: even the hidden model itself has an AUC of about 0.8
 _EFFECT_BITS = 20

@@ -12,7 +12,7 @@ from hotrows.data.block import Block, Int64, Span, make_batch
 from hotrows.data.read_ahead import read_ahead
 from hotrows.data.resumable import ResumableLoader
 from hotrows.data.schema import Schema
-from hotrows.data.shards import BlockReader, Piece, RowGroup
+from hotrows.data.shards import BlockReader, ParquetRowGroup, Piece
 from hotrows.data.share import Share
 
 
@@ -29,7 +29,7 @@ class ShardLoader(ResumableLoader):
 
     def __init__(
         self,
-        groups: Sequence[RowGroup],
+        groups: Sequence[ParquetRowGroup],
         schema: Schema,
         share: Share,
         *,

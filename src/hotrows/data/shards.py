@@ -20,7 +20,7 @@ _GAP = 16  # numbers between columns: a power of two apart, they would push each
 
 
 @dataclass(frozen=True)
-class RowGroup:
+class ParquetRowGroup:
     path: Path
     number: int
     num_rows: int
@@ -31,12 +31,12 @@ class RowGroup:
 class Piece:
     """Rows `start` to `stop` of a row group."""
 
-    group: RowGroup
+    group: ParquetRowGroup
     start: int
     stop: int
 
 
-def list_row_groups(paths: Sequence[Path], schema: Schema) -> list[RowGroup]:
+def list_row_groups(paths: Sequence[Path], schema: Schema) -> list[ParquetRowGroup]:
     """Read the footers, and check that every shard has the columns of the schema."""
     groups = []
     for path in paths:
@@ -47,7 +47,7 @@ def list_row_groups(paths: Sequence[Path], schema: Schema) -> list[RowGroup]:
         except (OSError, pa.ArrowException) as error:
             raise _damaged(path, error) from error
         _check_columns(path, footer.schema.to_arrow_schema(), schema)
-        groups += [RowGroup(path, i, footer.row_group(i).num_rows, footer) for i in range(footer.num_row_groups)]
+        groups += [ParquetRowGroup(path, i, footer.row_group(i).num_rows, footer) for i in range(footer.num_row_groups)]
     return groups
 
 

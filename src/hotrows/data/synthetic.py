@@ -26,8 +26,8 @@ from hotrows.data.schema import SPLITS, Column, Schema
 from hotrows.data.shapes import SHAPES, Shape
 from hotrows.data.share import Share
 from hotrows.data.skew import NUM_QUANTILES, POINT_BITS, QUANTILE_BITS, cumulative_share
-from hotrows.ops.row_table.reference import mix
-from hotrows.stores.first_values import GOLDEN, table_key
+from hotrows.ops.hash_table.reference import mix
+from hotrows.stores.init import GOLDEN, table_key
 
 PREFIX = "synthetic:"
 _PARAMETERS: dict[str, type] = {"samples": int, "seed": int, "scale": float, "drift": float, "device": str}

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from hotrows.dense.interact import interact
 from hotrows.models.base import Model
 from hotrows.models.mlp import apply_mlp, mlp
-from hotrows.ops.interact import interact
 
 
 class Sizes(NamedTuple):

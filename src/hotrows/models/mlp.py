@@ -8,7 +8,7 @@ from typing import TypeGuard
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from hotrows.ops.linear import Layer, linear_layers
+from hotrows.dense.linear import Layer, linear_layers
 
 
 class MLP(nn.Sequential):

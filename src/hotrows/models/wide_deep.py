@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from hotrows.dense.wide_deep_input import wide_deep_input
 from hotrows.models.base import Model
 from hotrows.models.mlp import apply_mlp, is_plain_linear, linear, mlp
-from hotrows.ops.wide_input import wide_input
 
 
 class WideDeep(Model):
@@ -31,9 +31,9 @@ class WideDeep(Model):
     def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
         self.check(dense, embedded)
         if self.wide is not None and is_plain_linear(self.wide):
-            deep, wide = wide_input(dense, embedded, self.wide.weight, self.wide.bias)
+            deep, wide = wide_deep_input(dense, embedded, self.wide.weight, self.wide.bias)
         else:
-            deep, wide = wide_input(dense, embedded)
+            deep, wide = wide_deep_input(dense, embedded)
             if self.wide is not None:
                 wide = wide + self.wide(dense).squeeze(1)
         return apply_mlp(self.deep, deep, onto=wide.unsqueeze(1)).squeeze(1)

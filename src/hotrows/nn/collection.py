@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Jagged
-from hotrows.cache.flights import Rows
-from hotrows.cache.id_columns import IdColumns
-from hotrows.cache.movers import Mover
+from hotrows.cache.planning.id_columns import IdColumns
 from hotrows.cache.policies import Policy
-from hotrows.nn.deduplicated import Deduplicated, split_by_table
+from hotrows.cache.transfer import Transfer
+from hotrows.loop.ticket import Rows
+from hotrows.nn.base import CachedModule
+from hotrows.nn.build import TableSet
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
-from hotrows.nn.module import CachedModule
-from hotrows.nn.tables import TableSet
-from hotrows.ops.distinct import distinct
+from hotrows.nn.unique_ids import Deduplicated, split_by_table
+from hotrows.ops.unique import unique_rows
 from hotrows.optim import RowOptimizer
-from hotrows.stores.memory import available_host_memory, require_memory
+from hotrows.stores.memory_checks import available_host_memory, require_memory
 from hotrows.stores.row_order import RowOrder
 from hotrows.table import Table
 
@@ -67,12 +67,12 @@ class EmbeddingBagCollection(CachedModule):
         device: torch.device | str | None = None,
         seed: int = 0,
         row_order: RowOrder | None = None,
-        mover: Mover | None = None,
+        transfer: Transfer | None = None,
     ) -> None:
-        super().__init__(tables, dim, mode, cache, optimizer, policy, index, store, device, seed, row_order, mover)
+        super().__init__(tables, dim, mode, cache, optimizer, policy, index, store, device, seed, row_order, transfer)
         self._kept: dict[str, Any] = {
             "dim": dim, "mode": mode, "cache": cache, "policy": policy, "index": index, "store": store, "seed": seed,
-            "row_order": row_order, "mover": mover,
+            "row_order": row_order, "mover": transfer,
         }  # fmt: skip
         pairs = [(name, table) for table in self.tables for name in table.feature_names]
         self.features = tuple(name for name, _ in pairs)
@@ -117,7 +117,7 @@ class EmbeddingBagCollection(CachedModule):
         Without ids, of the batch whose turn it is in `hotrows.lookahead`.
         """
         if ids is not None:
-            found = [distinct(part.make().rows) for part in self._lookups(ids)]
+            found = [unique_rows(part.make().rows) for part in self._lookups(ids)]
             shape = None if isinstance(ids, Jagged) else ids.shape
         elif self.current is not None:
             found = [request.named_distinct for request in self.current.requests]

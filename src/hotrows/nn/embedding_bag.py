@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrows.cache.flights import Rows
 from hotrows.cache.policies import Policy
+from hotrows.loop.ticket import Rows
+from hotrows.nn.base import CachedModule
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, check_offsets, on_device, rows_of, with_offsets_checked
-from hotrows.nn.module import CachedModule
 from hotrows.optim import RowOptimizer
 from hotrows.table import FirstValues, Table
 

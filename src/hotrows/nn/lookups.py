@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotrows.cache.flights import NOTHING_BAD, Rows
-from hotrows.cache.id_columns import IdColumns
+from hotrows.cache.planning.id_columns import IdColumns
+from hotrows.loop.ticket import NOTHING_BAD, Rows
 from hotrows.ops.rows import NO_ROW
 
 BAD_ID = 1

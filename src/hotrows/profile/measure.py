@@ -119,7 +119,7 @@ def profile(
         lookups = numbers.lookups(batch.ids).first(wanted - read)
         read += lookups.num_samples
         for rows in lookups.batches(batch_size, drop_last=False):
-            unique = distinct(rows)
+            unique = unique_rows(rows)
             sampler.add(unique)
             largest_batch = max(largest_batch, unique.size)
         for size in DEDUPLICATION_SIZES:
@@ -144,7 +144,7 @@ def profile(
     )
 
 
-def distinct(rows: Rows) -> Rows:
+def unique_rows(rows: Rows) -> Rows:
     """Each row once, ascending."""
     rows = np.sort(rows)
     return rows[np.concatenate([[True], rows[1:] != rows[:-1]])] if rows.size else rows
@@ -160,7 +160,7 @@ class _Kept:
     def add(self, size: int, lookups: Lookups) -> None:
         for rows in lookups.batches(size, drop_last=True):
             self._lookups[size] += rows.size
-            self._distinct[size] += distinct(rows).size
+            self._distinct[size] += unique_rows(rows).size
 
     def shares(self) -> dict[int, float]:
         return {size: self._distinct[size] / max(1, num) for size, num in self._lookups.items()}

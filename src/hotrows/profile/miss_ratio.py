@@ -48,12 +48,12 @@ class Sampler:
         self._others: list[Rows] = []
         self._num_others = 0  # uses of rows that are not frequent, followed or not
 
-    def add(self, distinct: Rows) -> None:
+    def add(self, unique: Rows) -> None:
         """The distinct rows of the next batch, ascending."""
         if self._frequent is not None:
-            self._follow(distinct, self._frequent)
+            self._follow(unique, self._frequent)
             return
-        self._first.append(distinct)
+        self._first.append(unique)
         if len(self._first) == CALIBRATION:
             self._calibrate()
 
@@ -92,8 +92,8 @@ class Sampler:
             self._follow(batch, self._frequent)
         self._first.clear()
 
-    def _follow(self, distinct: Rows, frequent: "_Followed") -> None:
-        uses, others = frequent.use(distinct)
+    def _follow(self, unique: Rows, frequent: "_Followed") -> None:
+        uses, others = frequent.use(unique)
         self._frequent_uses.append(uses)
         self._num_others += others.size
         self._others.append(others if self.rate == 1 else others[_hash(others, self._seed) < self.rate * 2.0**64])
@@ -111,16 +111,16 @@ class _Followed:
         self._last = np.full(rows.size, -1, dtype=np.int64)
         self._batch = 0
 
-    def use(self, distinct: Rows) -> tuple[Uses, Rows]:
+    def use(self, unique: Rows) -> tuple[Uses, Rows]:
         """The uses by the next batch, and those of its rows that are not in the set."""
-        place = np.searchsorted(self._rows, distinct)
+        place = np.searchsorted(self._rows, unique)
         mine = place < self._rows.size
-        mine[mine] = self._rows[place[mine]] == distinct[mine]
+        mine[mine] = self._rows[place[mine]] == unique[mine]
         place = place[mine]
         uses = _counted(self._last[place])
         self._last[place] = self._batch
         self._batch += 1
-        return uses, distinct[~mine]
+        return uses, unique[~mine]
 
 
 def _uses(batches: list[Rows]) -> list[Uses]:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from hotrows.profile.lookups import RowNumbers
-from hotrows.profile.measure import distinct
+from hotrows.profile.measure import unique_rows
 from hotrows.reproduce import draw
 from hotrows.reproduce.bench import Bench
 from hotrows.reproduce.experiment import Claim, Column, Experiment, Result, Row
@@ -94,7 +94,7 @@ def duplicates(bench: Bench) -> dict[int, tuple[float, float]]:
         for size in BATCH_SIZES:
             for rows in lookups.batches(size, drop_last=True):
                 before[size] += rows.size
-                after[size] += distinct(rows).size
+                after[size] += unique_rows(rows).size
                 num[size] += 1
         bench.progress("counting duplicates", number / num_blocks)
         if number == num_blocks:

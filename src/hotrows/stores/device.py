@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hotrows.ops.swap import Moves
-from hotrows.stores.host_memory import host_bytes
-from hotrows.stores.memory import available_memory, require_memory
+from hotrows.stores.memory_checks import available_memory, require_memory
+from hotrows.stores.pinned_memory import host_bytes
 from hotrows.stores.ram import fill
 from hotrows.stores.record import RecordLayout
 from hotrows.table import Table

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from hotrows.ops.swap import Moves, swap
-from hotrows.stores.first_values import first_values, table_key
-from hotrows.stores.host_memory import host_bytes
-from hotrows.stores.memory import available_host_memory, require_memory
+from hotrows.stores.init import first_values, table_key
+from hotrows.stores.memory_checks import available_host_memory, require_memory
+from hotrows.stores.pinned_memory import host_bytes
 from hotrows.stores.record import RecordLayout
 from hotrows.stores.row_order import Numbering
 from hotrows.table import Table

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotrows.ops.distinct import Distinct
-from hotrows.ops.renumber import renumber
-from hotrows.stores.host_memory import host_bytes
+from hotrows.ops.remap import remap
+from hotrows.ops.unique import UniqueRows
+from hotrows.stores.pinned_memory import host_bytes
 from hotrows.table import Table
 
 MOST_IN_INT32 = 2**31 - 1
@@ -64,13 +64,13 @@ class Numbering:
             mapped = host_bytes(self, row_of.numel() * row_of.element_size(), device)
             self.row_of = mapped.view(row_of.dtype).copy_(row_of)
 
-    def of_distinct(self, unique: Distinct) -> Distinct:
+    def of_distinct(self, unique: UniqueRows) -> UniqueRows:
         """The same lookups, each distinct row by its number in the store; no longer ascending.
 
         They were sorted by table and id, and stay so: in which order gradients are added up, and with it every bit of
         the result, does not depend on the order of rows.
         """
-        return unique._replace(rows=renumber(unique.rows, unique.num, self.row_of))
+        return unique._replace(rows=remap(unique.rows, unique.num, self.row_of))
 
     def hottest(self, num: int) -> Tensor:
         """The rows, numbered table after table, that are among the first `num` in the store."""

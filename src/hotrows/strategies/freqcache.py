@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch
-from hotrows.cache.contents import preload_hottest
-from hotrows.cache.movers import BlockTransmitter
+from hotrows.cache.maintenance import preload_hottest
+from hotrows.cache.transfer import BlockTransmitter
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
 from hotrows.stores.row_order import RowOrder
@@ -69,7 +69,7 @@ class FreqCacheStrategy(Strategy):
             device=device,
             seed=seed,
             row_order=RowOrder(self._counts_of(tables)),
-            mover=BlockTransmitter(self.options.buffer_rows),
+            transfer=BlockTransmitter(self.options.buffer_rows),
         )
         for group in bags.groups:
             # rounded first: 0.7 · 110 could be a little more than 77, and must not become 78

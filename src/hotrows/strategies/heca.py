@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch
-from hotrows.cache.movers import ZeroCopy
 from hotrows.cache.stats import Stats
+from hotrows.cache.transfer import ZeroCopy
 from hotrows.data.read_ahead import iterate_ahead_if_slow
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
@@ -92,7 +92,7 @@ class HecaStrategy(Strategy):
     ) -> EmbeddingBagCollection:
         bags = EmbeddingBagCollection(
             tables, dim, cache=self.cache.size, optimizer=optimizer, policy=self.options.victims, index="hash",
-            device=device, seed=seed, mover=ZeroCopy(HASTE),
+            device=device, seed=seed, transfer=ZeroCopy(HASTE),
         )  # fmt: skip
         self.hot = self._choose_hot(bags)
         preload(bags, self.hot)

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from hotrows.batch import Batch
-from hotrows.cache.pipeline import Pipeline
-from hotrows.cache.policies.upcoming import WINDOW_LIMIT
+from hotrows.cache.policies.next_use import WINDOW_LIMIT
+from hotrows.loop.scheduler import Pipeline
+from hotrows.nn.base import Ahead, CachedModule
 from hotrows.nn.collection import EmbeddingBagCollection
-from hotrows.nn.module import Ahead, CachedModule
 from hotrows.optim import RowOptimizer
 from hotrows.strategies.base import Strategy
 from hotrows.table import Table

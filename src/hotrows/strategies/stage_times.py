@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from hotrows.cache.clock import Moment, Stopwatch, TimedLane, moment
-from hotrows.nn.module import CachedModule
+from hotrows.nn.base import CachedModule
+from hotrows.runtime.timing import Stopwatch, TimedStream, Timestamp, timestamp
 
 B = TypeVar("B")
 
@@ -55,15 +55,15 @@ class StageClock:
         self._bags: CachedModule = weakref.proxy(bags)  # type: ignore[assignment]  # whose lanes hold this
         self._loader = Stopwatch(torch.device("cpu"))
         self._trainer, self._wall = Stopwatch(bags.device), Stopwatch(bags.device)
-        self._lanes: list[Stopwatch] = []
+        self._streams: list[Stopwatch] = []
         self._num_loaded = self._num_trained = self._num_turns = self._num_collected = 0
         self._num_begun = 0
         self._is_timed = False  # the batch that is on its way, or trains
         for group in bags.groups:
             plans, moves = Stopwatch(bags.device), Stopwatch(bags.device)
-            group.plan_lane = TimedLane(group.plan_lane, plans, self._times_lanes)
-            group.move_lane = TimedLane(group.move_lane, moves, self._times_lanes)
-            self._lanes += [plans, moves]
+            group.planning_stream = TimedStream(group.planning_stream, plans, self._times_lanes)
+            group.move_stream = TimedStream(group.move_stream, moves, self._times_lanes)
+            self._streams += [plans, moves]
 
     def is_of(self, bags: CachedModule) -> bool:
         return self._of() is bags
@@ -82,7 +82,7 @@ class StageClock:
 
     def training(self, batches: Iterable[B]) -> Iterator[B]:
         """The same batches, what is done with each of them timed."""
-        before: Moment | None = None  # when the batch before ended, where it is wanted
+        before: Timestamp | None = None  # when the batch before ended, where it is wanted
         coming = iter(batches)
         try:
             while True:
@@ -92,14 +92,14 @@ class StageClock:
                 except StopIteration:
                     return
                 self._num_begun += 1
-                begin: Moment | None = None
+                begin: Timestamp | None = None
                 stalled, num_read = 0.0, 0
                 if self._is_timed:
                     self._num_collected += 1
                     self._hold_for_rows()
-                    begin, stalled, num_read = moment(self._bags.device), self._stall_seconds(), self._num_read()
+                    begin, stalled, num_read = timestamp(self._bags.device), self._stall_seconds(), self._num_read()
                 yield batch
-                end = moment(self._bags.device) if begin is not None or self._next_is_timed() else None
+                end = timestamp(self._bags.device) if begin is not None or self._next_is_timed() else None
                 if begin is not None and end is not None and self._num_read() == num_read:
                     self._num_trained += 1
                     self._trainer.add(begin, end)
@@ -113,13 +113,13 @@ class StageClock:
 
     def restart(self) -> None:
         """Forget what was timed so far."""
-        for stopwatch in (self._loader, self._trainer, self._wall, *self._lanes):
+        for stopwatch in (self._loader, self._trainer, self._wall, *self._streams):
             stopwatch.restart()
         self._num_loaded = self._num_trained = self._num_turns = self._num_collected = self._num_begun = 0
 
     def times(self) -> StageTimes:
         """Waits for the device."""
-        collected = sum(lane.seconds() for lane in self._lanes)
+        collected = sum(stream.seconds() for stream in self._streams)
         return StageTimes(
             batches=self._num_trained,
             loader=self._loader.seconds() / max(1, self._num_loaded),
@@ -142,7 +142,7 @@ class StageClock:
             return
         for flight in ahead.flights:
             if flight is not None and flight.moved is not None:
-                flight.moved.hold_caller()
+                flight.moved.wait()
 
     def _stall_seconds(self) -> float:
         if self._bags.device.type == "cuda":

@@ -20,7 +20,7 @@ from hotrows.data.schema import DataSet, Schema
 from hotrows.models import make_model
 from hotrows.optim import make_optimizer
 from hotrows.profile.sampled_counts import sampled_counts
-from hotrows.stores.memory import available_host_memory, readable, require_memory
+from hotrows.stores.memory_checks import available_host_memory, readable, require_memory
 from hotrows.strategies import Strategy, make_strategy
 from hotrows.table import Table
 from hotrows.train.config import OptimizerConfig, RunConfig, from_dict

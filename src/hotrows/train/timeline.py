@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from hotrows.cache.group import RowGroup
-from hotrows.cache.lanes import Lane, Mark
+from hotrows.cache.row_cache import RowCache
+from hotrows.runtime.streams import Event, WorkStream
 
 B = TypeVar("B")
 
@@ -54,10 +54,10 @@ class Timeline:
                     return
             yield batch
 
-    def watch(self, group: RowGroup) -> None:
+    def watch(self, group: RowCache) -> None:
         """Keep the moves of a group as well. On a GPU these are the moments they are queued."""
         if self._keep:
-            group.move_lane = _WatchedLane(group.move_lane, self)
+            group.move_stream = _WatchedStream(group.move_stream, self)
 
     def write(self, path: Path) -> None:
         """Write the spans in the trace event format, which Perfetto and chrome://tracing open."""
@@ -86,14 +86,14 @@ class _Inner(threading.local):
     seconds = 0.0
 
 
-class _WatchedLane:
-    def __init__(self, lane: Lane, timeline: Timeline) -> None:
-        self._lane = lane
+class _WatchedStream:
+    def __init__(self, stream: WorkStream, timeline: Timeline) -> None:
+        self._stream = stream
         self._timeline = timeline
 
-    def submit(self, work: Callable[[], None], after: Iterable[Mark] = (), recorded: bool = False) -> Mark:
+    def submit(self, work: Callable[[], None], after: Iterable[Event] = (), replays_graph: bool = False) -> Event:
         def timed() -> None:
             with self._timeline.span("move"):
                 work()
 
-        return self._lane.submit(timed, after, recorded)
+        return self._stream.submit(timed, after, replays_graph)

@@ -13,14 +13,14 @@ from hotrows.batch import Batch, Jagged
 from hotrows.cache.stats import Stats
 from hotrows.data.read_ahead import iterate_ahead_if_slow
 from hotrows.data.schema import DataSet, Loader
+from hotrows.dense.bce_loss import bce_loss
+from hotrows.dense.optimizer_override import optimizer_override
+from hotrows.graphs.capturable_optimizers import CannotCaptureError, make_capturable
+from hotrows.graphs.training_step import graphed
 from hotrows.nn.collection import EmbeddingBagCollection
-from hotrows.ops.click_loss import click_loss
 from hotrows.strategies import Strategy
 from hotrows.train.config import RunConfig, TrainConfig
-from hotrows.train.dense_steps import dense_steps
-from hotrows.train.graphs import graphed
 from hotrows.train.metrics import ClickMetrics
-from hotrows.train.recordable import CannotRecordError, make_recordable
 from hotrows.train.schedule import make_schedules, num_changing
 from hotrows.train.timeline import Timeline
 
@@ -90,7 +90,7 @@ class Trainer:
         self._timeline = timeline
         self._log = _Log(parts, timeline)
         self.graphed = graphed(self._step, parts.bags) if config.train.graphs else None
-        self._run_step: Callable[[Batch], Tensor] = self.graphed or dense_steps()(self._step)
+        self._run_step: Callable[[Batch], Tensor] = self.graphed or optimizer_override()(self._step)
 
     def train(self) -> Outcome:
         """Train, evaluate, and leave every row in the store. Ctrl-C ends it early, with all that was trained."""
@@ -166,7 +166,7 @@ class Trainer:
             embedded = embed(parts, batch.ids)
             with self._precision():
                 logits = parts.model(dense, embedded)
-            loss = click_loss(logits, label)
+            loss = bce_loss(logits, label)
         parts.dense_optimizer.zero_grad(set_to_none=True)
         with self._timeline.span("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
@@ -184,8 +184,8 @@ class Trainer:
         Implementations of an optimizer differ in the last bits, strategies must not.
         """
         if self._parts.device.type == "cuda":
-            with suppress(CannotRecordError):
-                make_recordable(self._parts.dense_optimizer)
+            with suppress(CannotCaptureError):
+                make_capturable(self._parts.dense_optimizer)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         rows = self._parts.bags.optimizer

@@ -5,10 +5,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from hotrows.cache.scan import Scan
+from hotrows.cache.planning.victim_scan import ScanRange
 from hotrows.cache.slots import Slots
 from hotrows.ops.rows import NO_SLOT
-from hotrows.ops.select import select
+from hotrows.ops.select_victims import select_victims
 
 
 class Index(ABC):
@@ -38,7 +38,7 @@ class Index(ABC):
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
         """Know that slots[j] holds rows_in[j] instead of rows_out[j]; nothing where slots[j] is NO_SLOT."""
 
-    def place(self, rows: Tensor, num: Tensor, oldest: int, scan: Scan | None = None) -> Tensor:
+    def place(self, rows: Tensor, num: Tensor, oldest: int, scan: ScanRange | None = None) -> Tensor:
         """A slot for each of the first `num` absent rows, int32 [N], NO_SLOT where there is none.
 
         Only slots that are not pinned and were last used before batch `oldest`, lowest priority first.
@@ -48,9 +48,9 @@ class Index(ABC):
         """
         state, end = self.slots, self.slots.num
         if scan is None or scan.length == end:
-            return select(state.priority[:end], state.last_used[:end], state.pinned, oldest, num, rows.numel())
+            return select_victims(state.priority[:end], state.last_used[:end], state.pinned, oldest, num, rows.numel())
         part = (torch.arange(scan.length, device=state.device) + scan.start) % end
-        chosen = select(
+        chosen = select_victims(
             state.priority[part], state.last_used[part], state.pinned[part], oldest, num, rows.numel()
         )  # fmt: skip
         return torch.where(chosen >= 0, part[chosen.clamp(min=0)], NO_SLOT).int()

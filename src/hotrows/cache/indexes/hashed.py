@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.indexes.base import Index
-from hotrows.cache.lanes import writable_state
 from hotrows.cache.slots import Slots
-from hotrows.cache.uninterrupted import uninterrupted
-from hotrows.ops import row_table
+from hotrows.ops import hash_table
 from hotrows.ops.rows import NO_SLOT
+from hotrows.runtime.defer_sigint import defer_sigint
+from hotrows.runtime.streams import writable_state
 
 CELLS_PER_SLOT = 2.5
 MOST_ERASED = 1.25  # per slot: with as many rows as slots, one cell in ten is empty
@@ -37,7 +37,7 @@ class HashIndex(Index):
         return math.ceil(num_slots * (CELLS_PER_SLOT * (8 + 4) + 4))
 
     def find(self, rows: Tensor, num: Tensor) -> Tensor:
-        cells = row_table.find(self.keys, rows, num)
+        cells = hash_table.find(self.keys, rows, num)
         return self.slot_at[torch.where(cells < 0, self.num_cells, cells)]
 
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
@@ -45,8 +45,8 @@ class HashIndex(Index):
         nowhere = self.slots.or_nowhere(slots)
         leaves = real & (rows_out >= 0)
         left = torch.where(leaves, self.cell_of[nowhere], self.num_cells)
-        self.keys[left] = torch.where(leaves, row_table.ERASED, row_table.BARRED)
-        cells = row_table.insert(self.keys, torch.where(real, rows_in, -1), num)
+        self.keys[left] = torch.where(leaves, hash_table.ERASED, hash_table.BARRED)
+        cells = hash_table.insert(self.keys, torch.where(real, rows_in, -1), num)
         self.slot_at[torch.where(real, cells, self.num_cells)] = torch.where(real, slots, NO_SLOT)
         self.cell_of[nowhere] = cells.int()
 
@@ -54,7 +54,7 @@ class HashIndex(Index):
         num = self.slots.num
         most = most_replaced if most_replaced < num else num  # `min` takes longer
         if self._erased > num // 2 or self._erased + self._most_pending + most > MOST_ERASED * num:
-            with uninterrupted(), writable_state():
+            with defer_sigint(), writable_state():
                 self.rebuild()
         self._most_pending += most
 
@@ -64,6 +64,6 @@ class HashIndex(Index):
 
     def rebuild(self) -> None:
         """Build the table from the slots, without erased cells. Costs as much as the cache is large."""
-        row_table.build(self.keys, self.slot_at, self.cell_of, self.slots.row[: self.slots.num])
+        hash_table.build(self.keys, self.slot_at, self.cell_of, self.slots.row[: self.slots.num])
         self._erased = self._most_pending = 0
         self.generation += 1

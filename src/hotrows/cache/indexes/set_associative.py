@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.indexes.base import Index
-from hotrows.cache.scan import Scan
+from hotrows.cache.planning.victim_scan import ScanRange
 from hotrows.cache.slots import Slots
 from hotrows.ops.rows import NO_SLOT
 
@@ -36,7 +36,7 @@ class SetAssociativeIndex(Index):
         same = (self.slots.row[ways] == rows.unsqueeze(1)) & (rows >= 0).unsqueeze(1)
         return torch.where(same, ways, NO_SLOT).amax(1).int()
 
-    def place(self, rows: Tensor, num: Tensor, oldest: int, scan: Scan | None = None) -> Tensor:
+    def place(self, rows: Tensor, num: Tensor, oldest: int, scan: ScanRange | None = None) -> Tensor:
         if rows.numel() == 0:
             return rows.int()
         position = torch.arange(rows.numel(), device=rows.device)

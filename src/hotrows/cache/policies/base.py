@@ -38,7 +38,7 @@ class Policy(ABC):
     def check(self, num_rows: int) -> None:
         """Raise if the policy is not for a cache over this many rows."""
 
-    def renumber(self, row_of: Tensor) -> None:
+    def remap(self, row_of: Tensor) -> None:
         """The store has row r, numbered table after table, as row_of[r]; called before `bind`, if at all."""
 
     def bind(self, slots: Slots) -> None:

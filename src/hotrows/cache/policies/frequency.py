@@ -20,8 +20,8 @@ class Frequency(Policy):
     def check(self, num_rows: int) -> None:
         self.ranking.check(num_rows)
 
-    def renumber(self, row_of: Tensor) -> None:
-        self.ranking.renumber(row_of)
+    def remap(self, row_of: Tensor) -> None:
+        self.ranking.remap(row_of)
 
     def bind(self, slots: Slots) -> None:
         super().bind(slots)

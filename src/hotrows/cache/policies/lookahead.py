@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.policies.base import Access, Policy
+from hotrows.cache.policies.next_use import NOT_NEEDED, WINDOW_LIMIT, NextUseTable
 from hotrows.cache.policies.ranking import MOST_FREQUENT, Ranking
-from hotrows.cache.policies.upcoming import NOT_NEEDED, WINDOW_LIMIT, UpcomingUses
 from hotrows.cache.slots import Slots
-from hotrows.ops.select import MOST_SEEN, NEEDED
+from hotrows.ops.select_victims import MOST_SEEN, NEEDED
 
 EXACTLY_SEEN = 128  # times that are told apart; above, eight steps from one power of two to the next are
 STEPS_BELOW = (127 + 7) * 8 - EXACTLY_SEEN  # of a float's exponent and three bits; the step of 2^7 is its own number
@@ -36,16 +36,16 @@ class Lookahead(Policy):
         if self._ranking is not None:
             self._ranking.check(num_rows)
 
-    def renumber(self, row_of: Tensor) -> None:
+    def remap(self, row_of: Tensor) -> None:
         if self._ranking is not None:
-            self._ranking.renumber(row_of)
+            self._ranking.remap(row_of)
 
     def bind(self, slots: Slots) -> None:
         super().bind(slots)
         if self._ranking is not None:
             self._ranking.move_to(slots.device)
         self.seen = torch.zeros(slots.num + 1, dtype=torch.int32, device=slots.device)
-        self.upcoming = UpcomingUses(slots.device)
+        self.next_use = NextUseTable(slots.device)
 
     @property
     def place_of(self) -> Tensor | None:
@@ -53,20 +53,20 @@ class Lookahead(Policy):
         return None if self._ranking is None else self._ranking.place
 
     def announce(self, rows: Tensor, slots: Tensor, num: Tensor, number: int) -> None:
-        self.upcoming.add(rows, num, number)
+        self.next_use.add(rows, num, number)
         # an earlier need is the higher priority already
         self.slots.priority[slots] = self.slots.priority[slots].clamp(min=NEEDED - number)
 
     def withdraw(self, rows: Tensor, slots: Tensor, num: Tensor, number: int) -> None:
-        next_use = self.upcoming.take(rows, num, number)
-        self.upcoming.leave(number)
+        next_use = self.next_use.take(rows, num, number)
+        self.next_use.leave(number)
         self._prioritize(slots, next_use, self.seen[slots])
 
     def counted(self, number: int, num_rows: int) -> None:
-        self.upcoming.count(number, num_rows)
+        self.next_use.count(number, num_rows)
 
     def came(self, number: int, num_erased: int) -> None:
-        self.upcoming.leave(number, num_erased)
+        self.next_use.leave(number, num_erased)
 
     def access(self, access: Access) -> None:
         if self._ranking is None:
@@ -75,7 +75,7 @@ class Lookahead(Policy):
         else:
             seen = self._ranking.of(access.rows)
         self.seen[access.slots] = seen
-        next_use = self.upcoming.take(access.rows, access.num, access.number, access.done)
+        next_use = self.next_use.take(access.rows, access.num, access.number, access.done)
         self._prioritize(access.slots, next_use, seen)
 
     def _prioritize(self, slots: Tensor, next_use: Tensor, seen: Tensor) -> None:

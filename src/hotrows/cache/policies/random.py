@@ -4,7 +4,7 @@ import torch
 
 from hotrows.cache.policies.base import Access, Policy
 from hotrows.cache.slots import LOWEST, Slots
-from hotrows.ops.row_table.reference import mix
+from hotrows.ops.hash_table.reference import mix
 
 
 class Random(Policy):

@@ -33,7 +33,7 @@ class Ranking:
         """Tables begin at these rows, int64 [T], ascending."""
         self._first_rows = first_rows
 
-    def renumber(self, row_of: Tensor) -> None:
+    def remap(self, row_of: Tensor) -> None:
         """What was row r is row_of[r] now."""
         if self.place is not None:
             place = torch.empty_like(self.place)

@@ -8,8 +8,8 @@ are is known on the device alone, and training beside must not be slowed down.
 import triton
 import triton.language as tl
 
-from hotrows.ops.row_table import ERASED
-from hotrows.ops.row_table.kernel import erase_cells, find_cells, insert_cells
+from hotrows.ops.hash_table import ERASED
+from hotrows.ops.hash_table.kernel import erase_cells, find_cells, insert_cells
 from hotrows.ops.rows import NO_ROW, NO_SLOT
 
 _ERASED, _NO_ROW, _NO_SLOT = tl.constexpr(ERASED), tl.constexpr(NO_ROW), tl.constexpr(NO_SLOT)

@@ -1,0 +1,48 @@
+"""Values read early: when a batch's rows are fetched, before the batch that still trains has updated them.
+
+This is HECA as published: while a batch trains, the rows of the next one are collected, those in the cache from the
+cache and the others from the store, and the next batch is computed with what was collected. A row that both batches
+use is then one update old. Only what the forward pass reads is old: gradients are applied to the record as it is by
+then, so that no update is lost.
+
+Reads and updates take turns in a fixed order, so the result is the same every time: a batch is read after the update
+of the batch before the current one, and the current batch's update waits for that read.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hotrows.runtime.streams import Event
+
+
+@dataclass
+class StaleRead:
+    """The values of a batch's distinct rows as they were when its rows were fetched."""
+
+    values: Tensor  # float32 [U, D]
+    counted: bool = False  # that is, looked at for staleness
+
+
+class StaleReads:
+    """The early reads of one group, and how many of the rows so read were out of date when they were used."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._num_stale = torch.zeros((), dtype=torch.int64, device=device)
+        self.last: Event | None = None  # the point at which the last of them is done
+
+    def count(self, read: StaleRead, records: Tensor, row_slots: Tensor) -> None:
+        """Compare a read, once, with the records [S, W] at the moment it is used."""
+        if read.counted:
+            return
+        read.counted = True
+        num, dim = read.values.shape
+        current = records[row_slots[:num].clamp(min=0), :dim]
+        # bits, for a value that is not a number differs from itself
+        differs = (current.view(torch.int32) != read.values.view(torch.int32)).any(1)
+        self._num_stale += (differs & (row_slots[:num] >= 0)).sum()
+
+    def num_stale(self) -> int:
+        """Waits for the device."""
+        return int(self._num_stale)

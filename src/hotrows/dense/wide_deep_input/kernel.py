@@ -1,0 +1,256 @@
+"""The input of a Wide & Deep model in Triton: pooled rows are read once on the way there, and written once back.
+
+Pooled rows are an odd number of words long, as a rule, so they are read word by word, the threads of a warp side by
+side. What can be aligned is: the rows of the deep input, and the pooled rows' gradient, written as one long array.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hotrows.dense.linear.padding import aligned, with_row_stride
+
+# What may be tuned: benchmarks/micro/wide_input.py compares.
+FORWARD_TILE = 2048  # numbers of short rows that a program writes
+FORWARD_COLUMNS = 4096  # of a long row, at a time: all of their loads are in flight together
+FORWARD_VECTOR = 2  # neighbours that a thread writes at once; of more of them, a warp's reads would lie too far apart
+BACKWARD_TILE = 2048
+SUM_TILE = 4096  # numbers of dense that the program which sums takes at a time
+NUMBERS_PER_WARP = 512
+
+_MOST_WARPS = 8
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _forward(
+    dense,
+    embedded,
+    weight,
+    bias,
+    deep,
+    wide,
+    num_rows,
+    DENSE: tl.constexpr,
+    FEATURES: tl.constexpr,
+    DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    DENSE_BLOCK: tl.constexpr,
+    FEATURE_BLOCK: tl.constexpr,
+):
+    """Rows of the deep input with their padding, and their wide sums."""
+    WIDTH: tl.constexpr = DENSE + FEATURES * DIM
+    LENGTH: tl.constexpr = FEATURES * (DIM + 1)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = rows[:, None]
+    inside = row < num_rows
+    for start in tl.static_range(0, STRIDE, COLUMNS):
+        column = tl.max_contiguous((start + tl.arange(0, COLUMNS))[None, :], [1, VECTOR])
+        place = column - DENSE  # in the vectors
+        there = inside & (place >= 0) & (column < WIDTH)
+        # each vector before this one has a wide weight behind it
+        source = embedded + row * LENGTH + (place + place // DIM)
+        values = tl.load(source, mask=there, other=0.0).to(tl.float32)
+        if start < DENSE:
+            first = tl.load(dense + row * DENSE + column, mask=inside & (column < DENSE), other=0.0)
+            values = tl.where(column < DENSE, first.to(tl.float32), values)
+        tl.store(deep + row * STRIDE + column, values, mask=inside & (column < STRIDE))
+    feature = tl.arange(0, FEATURE_BLOCK)[None, :]
+    source = embedded + row * LENGTH + (feature * (DIM + 1) + DIM)
+    total = tl.sum(tl.load(source, mask=inside & (feature < FEATURES), other=0.0).to(tl.float32), 1)
+    if weight is not None:
+        column = tl.arange(0, DENSE_BLOCK)[None, :]
+        values = tl.load(dense + row * DENSE + column, mask=inside & (column < DENSE), other=0.0).to(tl.float32)
+        weights = tl.load(weight + column, mask=column < DENSE, other=0.0).to(tl.float32)
+        total += tl.sum(values * weights, 1) + tl.load(bias).to(tl.float32)
+    tl.store(wide + rows, total, mask=rows < num_rows)
+
+
+@triton.jit
+def _sum_dense(
+    grad,
+    dense,
+    grad_weight,
+    grad_bias,
+    num_rows,
+    DENSE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The gradients of the layer over the dense features, by one program, so in one order."""
+    column = tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    total_bias = tl.zeros([ROWS], tl.float32)
+    start = 0
+    while start < num_rows:
+        rows = (start + tl.arange(0, ROWS)).to(tl.int64)
+        values = tl.load(grad + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
+        there = (rows < num_rows)[:, None] & (column < DENSE)[None, :]
+        inputs = tl.load(dense + rows[:, None] * DENSE + column[None, :], mask=there, other=0.0).to(tl.float32)
+        total += values[:, None] * inputs
+        total_bias += values
+        start += ROWS
+    tl.store(grad_weight + column, tl.sum(total, 0), mask=column < DENSE)
+    tl.store(grad_bias, tl.sum(total_bias, 0))
+
+
+@triton.jit(do_not_specialize=["num_rows", "grad_stride"])
+def _backward(
+    grad_deep,
+    grad_wide,
+    dense,
+    grad_embedded,
+    grad_weight,
+    grad_bias,
+    num_rows,
+    grad_stride,
+    DENSE: tl.constexpr,
+    FEATURES: tl.constexpr,
+    DIM: tl.constexpr,
+    SUMS: tl.constexpr,
+    TILE: tl.constexpr,
+    SUM_ROWS: tl.constexpr,
+    DENSE_BLOCK: tl.constexpr,
+):
+    """The gradient of the pooled rows, a piece for each program; the first of SUMS programs is for the layer's."""
+    LENGTH: tl.constexpr = FEATURES * (DIM + 1)
+    program = tl.program_id(0)
+    if grad_weight is not None:  # noqa: SIM102 (this is known when it is compiled, the other is not)
+        if program < SUMS:
+            _sum_dense(grad_wide, dense, grad_weight, grad_bias, num_rows, DENSE, SUM_ROWS, DENSE_BLOCK)
+    if grad_embedded is not None:  # noqa: SIM102
+        if program >= SUMS:
+            start = (program - SUMS).to(tl.int64) * TILE
+            first_row = start // LENGTH
+            place = (start - first_row * LENGTH).to(tl.int32) + tl.arange(0, TILE)  # counted from that row's begin
+            row = first_row + place // LENGTH
+            place = place % LENGTH
+            feature = place // (DIM + 1)
+            word = place - feature * (DIM + 1)
+            inside = row < num_rows
+            source = grad_deep + row * grad_stride + (place - feature + DENSE)
+            values = tl.load(source, mask=inside & (word < DIM), other=0.0).to(tl.float32)
+            weights = tl.load(grad_wide + row, mask=inside & (word == DIM), other=0.0).to(tl.float32)
+            target = grad_embedded + start + tl.arange(0, TILE)
+            tl.store(target, tl.where(word < DIM, values, weights), mask=inside)
+
+
+class _WideInput(torch.autograd.Function):
+    """Keeps dense and the layer over it, and nothing of the pooled rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        dense: Tensor,
+        embedded: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        wide_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        dense, embedded = dense.contiguous(), embedded.contiguous()
+        weight = None if weight is None else weight.contiguous()
+        num_rows, num_features, length = embedded.shape
+        num_dense, dim = dense.shape[1], length - 1
+        width = num_dense + num_features * dim
+        stride = aligned(width, dtype)
+        columns = min(triton.next_power_of_2(stride), FORWARD_COLUMNS)
+        rows = max(1, FORWARD_TILE // columns)
+        deep = embedded.new_empty(num_rows, stride, dtype=dtype)
+        wide = embedded.new_empty(num_rows, dtype=wide_dtype)
+        _forward[(triton.cdiv(num_rows, rows),)](
+            dense,
+            embedded,
+            weight,
+            bias,
+            deep,
+            wide,
+            num_rows,
+            DENSE=num_dense,
+            FEATURES=num_features,
+            DIM=dim,
+            STRIDE=stride,
+            ROWS=rows,
+            COLUMNS=columns,
+            VECTOR=FORWARD_VECTOR,
+            DENSE_BLOCK=triton.next_power_of_2(max(1, num_dense)),
+            FEATURE_BLOCK=triton.next_power_of_2(num_features),
+            num_warps=_num_warps(rows * columns),
+        )
+        ctx.shape, ctx.dtype = embedded.shape, embedded.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.save_for_backward(dense, weight)
+        return deep[:, :width], wide
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_deep: Tensor, grad_wide: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, None, None]:
+        dense, weight = ctx.saved_tensors
+        needs_dense, needs_embedded, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        num_rows, num_features, length = ctx.shape
+        num_dense = dense.shape[1]
+        grad_deep, grad_wide = with_row_stride(grad_deep), grad_wide.contiguous()
+        grad_dense = grad_embedded = grad_weight = grad_bias = None
+        if needs_embedded:
+            grad_embedded = grad_deep.new_empty(ctx.shape, dtype=ctx.dtype)
+        if needs_weight or needs_bias:
+            grad_weight, grad_bias = torch.empty_like(weight), dense.new_empty(1, dtype=ctx.bias_dtype)
+        num_pieces = triton.cdiv(grad_embedded.numel(), BACKWARD_TILE) if grad_embedded is not None else 0
+        num_sums = int(grad_weight is not None)
+        if num_pieces + num_sums:
+            block = triton.next_power_of_2(max(1, num_dense))
+            _backward[(num_pieces + num_sums,)](
+                grad_deep,
+                grad_wide,
+                dense,
+                grad_embedded,
+                grad_weight,
+                grad_bias,
+                num_rows,
+                grad_deep.stride(0),
+                DENSE=num_dense,
+                FEATURES=num_features,
+                DIM=length - 1,
+                SUMS=num_sums,
+                TILE=BACKWARD_TILE,
+                SUM_ROWS=max(1, SUM_TILE // block),
+                DENSE_BLOCK=block,
+                num_warps=_num_warps(BACKWARD_TILE),
+            )
+        if needs_dense:  # by no model of ours
+            grad_dense = grad_deep[:, :num_dense].to(dense.dtype).contiguous()
+            if weight is not None:
+                grad_dense = grad_dense + (grad_wide.unsqueeze(1) * weight).to(dense.dtype)
+        return (
+            grad_dense,
+            grad_embedded,
+            grad_weight if needs_weight else None,
+            grad_bias if needs_bias else None,
+            None,
+            None,
+        )
+
+
+def wide_deep_input(
+    dense: Tensor,
+    embedded: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    wide_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """As what it answers is typed; `embedded` is not empty."""
+    answer: tuple[Tensor, Tensor] = _WideInput.apply(dense, embedded, weight, bias, dtype, wide_dtype)
+    return answer
+
+
+def _num_warps(numbers: int) -> int:
+    return min(max(1, numbers // NUMBERS_PER_WARP), _MOST_WARPS)

@@ -1,0 +1,66 @@
+"""Capture of CUDA graphs."""
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from hotrows.runtime import cuda_private
+from hotrows.runtime.memset_nodes import replace_memsets
+
+
+class GraphCapture:
+    """Captures graphs that are replayed one after the other, never at the same time, and therefore share memory.
+
+    Args:
+        priority: of the kernels, as for a stream. From PyTorch 2.10 on, the priority of the stream that replays a graph
+            has no effect.
+    """
+
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        # One stream for all captures: PyTorch never reuses memory that was freed in one stream in another one.
+        self._stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def capture(self) -> Iterator[torch.cuda.CUDAGraph]:
+        """Kernels launched inside go into a new graph instead of being run.
+
+        Python's garbage collector stays off meanwhile: freeing pinned memory is not permitted during a capture, and
+        would invalidate it.
+        """
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            # PyTorch writes the state of the random generator when a capture begins. Steps in flight may read it.
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.stream(self._stream):
+                # "thread_local": other threads (a loader's) may go on calling CUDA.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    yield graph
+                except BaseException:
+                    self._abort(graph)
+                    raise
+                graph.capture_end()
+            replace_memsets(graph, self._stream)
+            graph.instantiate()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+            done.synchronize()
+        finally:
+            if collects:
+                gc.enable()
+
+    def _abort(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed. PyTorch leaves an invalidated one half open."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyTorch warns that the graph is empty, which is not the cause
+                graph.capture_end()
+        except RuntimeError:
+            cuda_private.end_allocation_to_pool(self._device, self._pool)
