@@ -1,13 +1,12 @@
-"""What `hotrows reproduce` found, as tables for docs/papers.md.
+"""What `hotrows reproduce` found, as one page of tables for each paper.
 
-`python benchmarks/reproduce_table.py benchmarks/results/reproduce/cpu-small` prints the tables of all JSON files in a
-directory as Markdown; with `--into docs/papers.md` it puts them between that page's lines
-`<!-- tables: cpu-small -->` and `<!-- end -->`.
+`python benchmarks/reproduce_table.py` reads every JSON file under benchmarks/results/reproduce and writes
+docs/results/PAPER.md. Do not edit these pages by hand: tests/benchmarks/test_reproduce_table.py compares them with what
+this script makes of the JSON files.
 """
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,59 +16,67 @@ from step_table import table
 from hotrows.reproduce import PAPERS
 from hotrows.reproduce.experiment import Column
 
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "reproduce"
+PAGES = ROOT / "docs" / "results"
 TITLES = {"freqcache": "FreqCache", "heca": "HECA"}
+RUNS = {  # folder under the results → how its sections are called, in the order of the page
+    "h200-full": "H200, full scale",
+    "cpu-small": "2 CPU cores, small scale",
+}
+ABOUT = """\
+*{title}*, its tables and figures run again by `hotrows reproduce`.
+
+What they show, and the reason for each **NO**, is in [papers.md](../papers.md). This page is made by
+`benchmarks/reproduce_table.py` from the JSON files in
+[benchmarks/results/reproduce](../../benchmarks/results/reproduce), which also name the commit and the versions of a run.
+
+*Not readable* are published values that are only drawn, not printed. Times of a small scale on a CPU say nothing about
+a GPU: there the CPU is host and device at once, and times vary by ten percent and more from run to run."""
 
 
-def render(directory: Path) -> str:
-    """All figures of a directory with a folder a paper, in the papers' order."""
-    parts = []
-    for paper, found in PAPERS.items():
-        for experiment in found.experiments:
-            path = directory / paper / f"{experiment.name}.json"
+def render_page(paper: str, results: Path) -> str:
+    """The page of one paper: a section for each figure, and in it a section for each run that has the figure."""
+    sections = []
+    for experiment in PAPERS[paper].experiments:
+        runs = []
+        for folder, title in RUNS.items():
+            path = results / folder / paper / f"{experiment.name}.json"
             if path.exists():
-                parts.append(render_figure(json.loads(path.read_text())))
-    if not parts:
-        raise SystemExit(f"{directory} has no results of `hotrows reproduce`")
-    return "\n\n".join(parts)
+                runs.append(f"### {title}\n\n{render_figure(json.loads(path.read_text()))}")
+        if runs:
+            sections.append("\n\n".join([f'<a id="{experiment.name}"></a>\n\n## {experiment.title}', *runs]))
+    if not sections:
+        raise SystemExit(f"{results} has no results of `hotrows reproduce {paper}`")
+    title, about = TITLES[paper], ABOUT.format(title=PAPERS[paper].title)
+    return "\n\n".join([f"# {title}: results", about, *sections]) + "\n"
 
 
 def render_figure(found: dict[str, Any]) -> str:
+    """What one run found: where it ran, the table, whether each claim holds, and notes."""
     environment = found["environment"]
     settings = ", ".join(f"{key} {value}" for key, value in found["settings"].items())
     columns = [Column(**column) for column in found["columns"]]
     rows = [[column.text(row[column.key]) for column in columns] for row in found["rows"]]
     where = f"{environment['hardware']}, {found['scale']} scale ({found['sizes']})"
     verdicts = "\n".join(f"- **{claim['verdict']}**: {claim['text']} ({claim['found']})" for claim in found["claims"])
-    return "\n\n".join(
-        [
-            f"#### {TITLES[found['paper']]}, {found['title']}",
-            f"{where}{'; ' + settings if settings else ''}.",
-            table([column.title for column in columns], rows),
-            verdicts,
-            *found["notes"],
-        ]
-    )
-
-
-def put(page: Path, name: str, text: str) -> None:
-    """Replace what is between the lines of this name."""
-    pattern = re.compile(rf"(<!-- tables: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-    content = page.read_text()
-    if not pattern.search(content):
-        raise SystemExit(f"{page} has no line <!-- tables: {name} -->, followed by <!-- end -->")
-    page.write_text(pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", content))
+    parts = [
+        f"{where}{'; ' + settings if settings else ''}.",
+        table([column.title for column in columns], rows),
+        verdicts,
+        *found["notes"],
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, help="what --out of `hotrows reproduce` was, or a copy of it")
-    parser.add_argument("--into", type=Path, help="the page to put the tables into")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="a folder for each run (default: %(default)s)")
+    parser.add_argument("--pages", type=Path, default=PAGES, help="where the pages go (default: %(default)s)")
     given = parser.parse_args()
-    text = render(given.directory)
-    if given.into is None:
-        print(text)
-    else:
-        put(given.into, given.directory.name, text)
+    given.pages.mkdir(parents=True, exist_ok=True)
+    for paper in PAPERS:
+        (given.pages / f"{paper}.md").write_text(render_page(paper, given.results))
     return 0
 
 

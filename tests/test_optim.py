@@ -66,4 +66,4 @@ def test_numbers_that_cannot_be() -> None:
 
 def test_copies_keep_their_state_layout() -> None:
     twin = copy.deepcopy(Adagrad(initial_accumulator_value=0.5))
-    assert twin.fields[0].first_value == 0.5
+    assert twin.fields[0].initial_value == 0.5

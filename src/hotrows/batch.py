@@ -1,4 +1,4 @@
-"""What flows through: batches, and lookups of several ids per bag."""
+"""The batches that models train on, and ids in bags of varying length."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,17 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_WHOLE = (torch.int64, torch.int32)
+_INTEGER = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class Jagged:
-    """Several ids per bag: the bags of the first feature, sample by sample, then those of the second, …
+    """Bags of varying length: the bags of the first feature, sample by sample, then those of the second, …
 
     Args:
         values: the ids, int64 (or int32) [N], feature-major.
-        lengths: how many ids each bag has, [F, B].
-        weights: one weight per id, float32 [N], for sum pooling.
+        lengths: the number of ids in each bag, [F, B].
+        weights: one weight per id, float32 [N], for sum pooling only.
 
     Example: two features, three samples; the second feature has no id for the last sample::
 
@@ -28,11 +28,11 @@ class Jagged:
     weights: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.values.dim() != 1 or self.values.dtype not in _WHOLE:
+        if self.values.dim() != 1 or self.values.dtype not in _INTEGER:
             raise ValueError(
                 f"Jagged: values are {self.values.dtype} {list(self.values.shape)}, give int64 (or int32) [N]"
             )
-        if self.lengths.dim() != 2 or self.lengths.dtype not in _WHOLE:
+        if self.lengths.dim() != 2 or self.lengths.dtype not in _INTEGER:
             raise ValueError(
                 f"Jagged: lengths are {self.lengths.dtype} {list(self.lengths.shape)}, give int64 (or int32) [F, B]"
             )

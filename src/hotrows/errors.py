@@ -1,9 +1,9 @@
-"""The exceptions of hotrows. All of them are also the built-in kind that a PyTorch user would expect."""
+"""The exceptions of hotrows. Each is also a subclass of the built-in exception that a PyTorch user would expect."""
 
 
 class BadIdError(ValueError, IndexError):
-    """A batch has an id that its table does not have. Nothing was changed by that batch."""
+    """A batch has an id that its table does not have. The batch has changed nothing."""
 
 
 class OutOfMemoryError(ValueError, MemoryError):
-    """Rows or cache need more memory than there is; raised before anything is allocated."""
+    """The rows or the cache need more memory than there is. It is raised before anything is allocated."""

@@ -1,9 +1,10 @@
 """Row optimizers: the semantics of `torch.optim` on sparse gradients, applied to rows in the backward pass.
 
-Only the rows of the batch are touched, each once, with the sum of its gradients. The state of a row is part of its
-record and moves with it. The objects are `torch.optim.Optimizer`s, so that learning-rate schedulers can drive them;
-`step()` and `zero_grad()` do nothing, for there is nothing left to do. For the same reason gradients of rows cannot be
-clipped, and a `GradScaler` would scale the updates: use bfloat16 autocast, which needs none.
+Only the rows of the batch are updated, each once, with the sum of its gradients. The state of a row is part of its
+record and moves with it. The objects are subclasses of `torch.optim.Optimizer`, so that learning-rate schedulers can
+drive them; `step()` and `zero_grad()` do nothing, because the backward pass has already updated the rows. For the same
+reason gradients of rows cannot be clipped, and a `GradScaler` would scale the updates: use bfloat16 autocast instead,
+which needs no scaler.
 """
 
 import weakref
@@ -17,39 +18,39 @@ from hotrows.stores.record import StateField
 from hotrows.table import Table
 
 
-class Owner(Protocol):
-    """A module whose rows an optimizer serves."""
+class ModuleWithRows(Protocol):
+    """A module whose rows an optimizer updates."""
 
     tables: tuple[Table, ...]
 
     def row_state(self, name: str) -> dict[str, Tensor]:
-        """ "step", and a CPU tensor for each part of the rows' state."""
+        """The state of a table's rows: "step", and a CPU tensor for each field."""
 
     def load_row_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Set what `row_state` answers."""
+        """Set the state of a table's rows from a result of `row_state`."""
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """Base of the row optimizers. A new one names its rule (see `ops.row_update`), its state and its numbers."""
+    """Base class of the row optimizers. A subclass defines its rule (see `ops.row_optimizer`), state and `hyper`."""
 
     rule: str
 
     def __init__(self, **defaults: float | tuple[float, float]) -> None:
-        self._owners: list[weakref.ref[Owner]] = []
-        # torch's Optimizer insists on a parameter; the rows themselves are none
+        self._attached: list[weakref.ref[ModuleWithRows]] = []
+        # torch's Optimizer requires a parameter, and the rows are not parameters.
         super().__init__([torch.nn.Parameter(torch.empty(0), requires_grad=False)], dict(defaults))
 
     @property
     def fields(self) -> tuple[StateField, ...]:
-        """The state of a row, as it lies in the record after the weights."""
+        """The fields of a row's state, in the order in which they follow the weights in the record."""
         return ()
 
     def hyper(self, step: int) -> tuple[float, ...]:
-        """The rule's numbers at the given step, counted from 1."""
+        """The hyperparameters of the rule at the given step, counted from 1."""
         raise NotImplementedError
 
     def note_step(self) -> None:
-        """Tell learning-rate schedulers that an optimizer step came before theirs."""
+        """Note that a step was taken. Otherwise learning-rate schedulers warn that they run before the optimizer."""
         self._opt_called = True
 
     @overload
@@ -57,52 +58,52 @@ class RowOptimizer(torch.optim.Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Nothing to do: rows were updated in the backward pass."""
+        """Do nothing: the rows were updated in the backward pass."""
         return None if closure is None else closure()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing to do: gradients of rows are not kept."""
+        """Do nothing: gradients of rows are not kept."""
 
-    def serve(self, owner: "Owner") -> None:
-        """Be the optimizer of a module's rows."""
-        self._owners.append(weakref.ref(owner))
+    def attach(self, module: "ModuleWithRows") -> None:
+        """Include the state of a module's rows in `state_dict` and `load_state_dict`."""
+        self._attached.append(weakref.ref(module))
 
     def state_dict(self) -> dict[str, Any]:
-        """As of `torch.optim`: numbers, and the state of every table's rows, with the values of now."""
-        state = {f"{i}.{name}": owner.row_state(name) for i, owner, name in self._tables()}
+        """As in `torch.optim`: the hyperparameters, and the current state of every table's rows."""
+        state = {f"{i}.{name}": module.row_state(name) for i, module, name in self._tables()}
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        tables = {f"{i}.{name}": (owner, name) for i, owner, name in self._tables()}
+        tables = {f"{i}.{name}": (module, name) for i, module, name in self._tables()}
         if tables.keys() != state_dict["state"].keys():
             raise ValueError(
                 f"the state is of tables {', '.join(state_dict['state'])}, this optimizer's are {', '.join(tables)}"
             )
-        for key, (owner, name) in tables.items():
-            owner.load_row_state(name, state_dict["state"][key])
+        for key, (module, name) in tables.items():
+            module.load_row_state(name, state_dict["state"][key])
         for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(loaded)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._owners = []  # a copy serves nobody yet
+        self._attached = []  # a copy is not attached to the modules of the original
 
-    def _tables(self) -> Iterator[tuple[int, "Owner", str]]:
-        owners = [owner for owner in (reference() for reference in self._owners) if owner is not None]
-        for i, owner in enumerate(owners):
-            for table in owner.tables:
-                yield i, owner, table.name
+    def _tables(self) -> Iterator[tuple[int, "ModuleWithRows", str]]:
+        modules = [module for module in (reference() for reference in self._attached) if module is not None]
+        for i, module in enumerate(modules):
+            for table in module.tables:
+                yield i, module, table.name
 
-    def _number(self, name: str) -> float:
+    def _value(self, name: str) -> float:
         return float(self.param_groups[0][name])
 
-    def _numbers(self, *names: str) -> tuple[float, ...]:
+    def _values(self, *names: str) -> tuple[float, ...]:
         return (*map(float, map(self.param_groups[0].__getitem__, names)),)
 
 
-def _check(kind: str, **numbers: float) -> None:
-    for name, value in numbers.items():
+def _check(kind: str, **values: float) -> None:
+    for name, value in values.items():
         if not value >= 0:
             raise ValueError(f"{kind}: {name} is {value!r}, it must be 0 or more")
 
@@ -117,7 +118,7 @@ class SGD(RowOptimizer):
         super().__init__(lr=lr, weight_decay=weight_decay)
 
     def hyper(self, step: int) -> tuple[float, ...]:
-        return self._numbers("lr", "weight_decay")
+        return self._values("lr", "weight_decay")
 
 
 class Adagrad(RowOptimizer):
@@ -133,15 +134,15 @@ class Adagrad(RowOptimizer):
 
     @property
     def fields(self) -> tuple[StateField, ...]:
-        return (StateField("sum", first_value=self._number("initial_accumulator_value")),)
+        return (StateField("sum", initial_value=self._value("initial_accumulator_value")),)
 
     def hyper(self, step: int) -> tuple[float, ...]:
-        lr, decay, eps = self._numbers("lr", "lr_decay", "eps")
+        lr, decay, eps = self._values("lr", "lr_decay", "eps")
         return lr / (1 + (step - 1) * decay), eps
 
 
 class RowWiseAdagrad(RowOptimizer):
-    """Adagrad with one number of state per row: the sum of the mean squares of its gradients."""
+    """Adagrad with one value of state per row: the sum of the mean squares of its gradients."""
 
     rule = "row_wise_adagrad"
 
@@ -151,14 +152,14 @@ class RowWiseAdagrad(RowOptimizer):
 
     @property
     def fields(self) -> tuple[StateField, ...]:
-        return (StateField("sum", per_row=True, first_value=self._number("initial_accumulator_value")),)
+        return (StateField("sum", per_row=True, initial_value=self._value("initial_accumulator_value")),)
 
     def hyper(self, step: int) -> tuple[float, ...]:
-        return self._numbers("lr", "eps")
+        return self._values("lr", "eps")
 
 
 class Adam(RowOptimizer):
-    """As `torch.optim.SparseAdam`: only the rows of the batch, steps counted per table."""
+    """As `torch.optim.SparseAdam`: it updates only the rows of the batch, and counts steps per table."""
 
     rule = "adam"
 
@@ -172,10 +173,14 @@ class Adam(RowOptimizer):
     def fields(self) -> tuple[StateField, ...]:
         return StateField("exp_avg"), StateField("exp_avg_sq")
 
+    @property
+    def depends_on_step(self) -> bool:
+        return True
+
     def hyper(self, step: int) -> tuple[float, ...]:
         beta1, beta2 = self.param_groups[0]["betas"]
-        step_size = self._number("lr") * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
-        return step_size, beta1, beta2, self._number("eps")
+        step_size = self._value("lr") * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
+        return step_size, beta1, beta2, self._value("eps")
 
 
 OPTIMIZERS: dict[str, type[RowOptimizer]] = {
@@ -194,7 +199,7 @@ def make_optimizer(name: str, **arguments: Any) -> RowOptimizer:
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raise for what is not a row optimizer, in the words of someone who passed a torch one."""
+    """Raise ValueError if this is not a row optimizer, such as one of `torch.optim`."""
     if optimizer is not None and not isinstance(optimizer, RowOptimizer):
         given = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
         known = ", ".join(f"hotrows.optim.{kind.__name__}" for kind in OPTIMIZERS.values())

@@ -1,11 +1,11 @@
-"""What a user says about one embedding table."""
+"""The description of one embedding table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-FirstValues = str | Callable[[Tensor, int], Tensor]
+Init = str | Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -13,12 +13,13 @@ class Table:
     """One embedding table of a collection.
 
     Args:
-        name: names the table in `weight(name)`, in the `state_dict`, and in the seed of its first values.
-        num_rows: ids go from 0 to num_rows - 1.
-        dim: width of its rows; None takes the collection's.
-        features: the features (columns of a batch) that look up in this table; None: one, of the table's name.
-        init: first values, "uniform" (±1/√num_rows, as DLRM), "normal" (standard normal, as `nn.EmbeddingBag`), or a
-            function (ids [n] int64, dim) → float32 [n, dim], whose answer for an id must not depend on the others.
+        name: the table's name in `weight(name)` and in the `state_dict`; it is also part of the seed of its initial
+            values.
+        num_rows: the number of rows; ids are 0 to num_rows - 1.
+        dim: the width of its rows; None takes the collection's.
+        features: the features (columns of a batch) that look up in this table; None: one, with the table's name.
+        init: initial values: "uniform" (±1/√num_rows, as in DLRM), "normal" (standard normal, as `nn.EmbeddingBag`), or
+            a function (ids [n] int64, dim) → float32 [n, dim], whose result for an id must not depend on the others.
 
     Example::
 
@@ -29,7 +30,7 @@ class Table:
     num_rows: int
     dim: int | None = None
     features: tuple[str, ...] | None = None
-    init: FirstValues = "uniform"
+    init: Init = "uniform"
 
     def __post_init__(self) -> None:
         if not self.name or "." in self.name:

@@ -1,4 +1,4 @@
-"""The example of docs/adding-a-model.md works as it is written."""
+"""The example of docs/adding-a-model.md runs."""
 
 import re
 from pathlib import Path

@@ -11,9 +11,9 @@ def test_vector_cross() -> None:
     layer = VectorCross(5).double()
     torch.nn.init.normal_(layer.bias)
     first, x = torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
-    for sample, answer in enumerate(layer(first, x)):
+    for sample, out in enumerate(layer(first, x)):
         outer = torch.outer(first[sample], x[sample])  # x0 xᵀ w + b + x
-        assert torch.allclose(answer, outer @ layer.weight + layer.bias + x[sample])
+        assert torch.allclose(out, outer @ layer.weight + layer.bias + x[sample])
 
 
 @pytest.mark.parametrize("rank", [None, 2])
@@ -21,12 +21,12 @@ def test_matrix_cross(rank: int | None) -> None:
     layer = MatrixCross(5, rank).double()
     first, x = torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
     matrix = layer.weight.weight if layer.narrow is None else layer.weight.weight @ layer.narrow.weight
-    for sample, answer in enumerate(layer(first, x)):
-        assert torch.allclose(answer, first[sample] * (matrix @ x[sample] + layer.weight.bias) + x[sample])
+    for sample, out in enumerate(layer(first, x)):
+        assert torch.allclose(out, first[sample] * (matrix @ x[sample] + layer.weight.bias) + x[sample])
 
 
 def test_two_layers_make_a_polynomial_of_degree_three() -> None:
-    """Twice the input gives eight times the highest term: the fourth differences of a cubic vanish."""
+    """In a factor t on the inputs, the fourth differences of a cubic vanish and the third do not."""
     torch.manual_seed(0)
     model = DCN(2, 3, dim=2, num_cross=2, hidden=(4,)).double()
     torch.nn.init.zeros_(model.last.weight[:, -4:])  # without the deep part

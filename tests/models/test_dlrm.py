@@ -1,4 +1,4 @@
-"""DLRM: pairs of features, and the papers' layers."""
+"""DLRM: the pairs of features, and the layers of the papers."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_another_dim_changes_the_last_bottom_layer() -> None:
 
 @pytest.mark.parametrize("num_dense", [3, 0])
 def test_every_pair_once(num_dense: int) -> None:
-    """Against a plain loop over pairs, in the order of the reference: (1,0), (2,0), (2,1), (3,0), …"""
+    """The logits equal those of a loop over pairs, in the order of the reference: (1,0), (2,0), (2,1), (3,0), …"""
     model = DLRM(num_dense, num_features=4, dim=5, bottom=(7,), top=(6,))
     dense, embedded = torch.randn(8, num_dense), torch.randn(8, 4, 5)
     logits = model(dense, embedded)
@@ -59,7 +59,7 @@ def test_every_pair_once(num_dense: int) -> None:
         assert torch.allclose(model.top(torch.cat(inputs)), logits[sample], atol=1e-5)
 
 
-def test_first_values_of_the_reference() -> None:
+def test_initial_weights_of_the_reference() -> None:
     torch.manual_seed(0)
     model = DLRM(13, 26, dim=16, top=(1000, 1000))
     layer = model.top[2]

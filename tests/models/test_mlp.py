@@ -1,4 +1,4 @@
-"""Layers of an MLP: the same modules, values and answers as a plain nn.Sequential."""
+"""Layers of an MLP: the same modules, initial weights and outputs as a plain nn.Sequential."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ def plain(layers: nn.Sequential) -> nn.Sequential:
 
 
 def run(layers: nn.Module, x: Tensor) -> list[Tensor]:
-    """The answer and the gradients of x and of all parameters."""
+    """The output, and the gradients of x and of all parameters."""
     x = x.clone().requires_grad_()
     out = layers(x)
     return [out.detach(), *torch.autograd.grad(out.float().square().sum(), [x, *layers.parameters()])]
@@ -28,7 +28,7 @@ def run(layers: nn.Module, x: Tensor) -> list[Tensor]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
-    """For each call of the fused operation, whether its layers were with a ReLU."""
+    """For each call of the fused operation, which of its layers had a ReLU."""
     found: list[list[bool]] = []
     original = module.linear_layers
 
@@ -98,7 +98,7 @@ def test_global_hooks_see_every_layer() -> None:
     assert seen == [*layers, layers]
 
 
-def test_other_layers_are_called_as_they_are(calls: list[list[bool]]) -> None:
+def test_other_layers_are_called_one_by_one(calls: list[list[bool]]) -> None:
     class Doubled(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
@@ -130,7 +130,7 @@ def test_onto_is_added_at_the_end(last_relu: bool, calls: list[list[bool]]) -> N
     assert torch.equal(layers(x, onto=onto), expected)
 
 
-def test_who_looks_at_all_layers_sees_their_answer_alone() -> None:
+def test_hooks_of_the_mlp_see_its_output_without_onto() -> None:
     layers = mlp(SIZES, last_relu=False)
     x, onto = torch.randn(5, 13), torch.randn(5, 1)
     seen: list[Any] = []
@@ -177,7 +177,7 @@ def test_frozen_layers_on_the_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_same_bits_again_on_the_gpu() -> None:
+def test_bits_repeat_on_the_gpu() -> None:
     layers, x = mlp([479, 1024, 256, 1], last_relu=False).cuda(), torch.randn(4096, 479).cuda()
     first = run(layers, x)
     for _ in range(3):

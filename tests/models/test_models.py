@@ -1,4 +1,4 @@
-"""What holds for every model: shapes, gradients, learning, and independence of the cache."""
+"""Properties of every model: shapes, gradients, learning, and independence of the cache."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def bags_for(model: Model, cache: int | str, lr: float = 0.1) -> hotrows.Embeddi
 
 
 def batches(num: int, size: int = 64, num_dense: int = 4) -> list[hotrows.Batch]:
-    """Whether the label is 1 depends on the ids and, a little, on the first dense feature."""
+    """Batches whose labels depend on the ids and, weakly, on the first dense feature."""
     random = torch.Generator().manual_seed(1)
     found = []
     for _ in range(num):
@@ -90,11 +90,11 @@ def test_learns(name: str, num_dense: int) -> None:
 @every_kind
 def test_a_small_cache_gives_the_same_model(name: str) -> None:
     data = batches(25, size=16)
-    whole, little = small(name), small(name)
-    all_rows, some_rows = bags_for(whole, cache="100%"), bags_for(little, cache=45)
-    assert train(whole, all_rows, data, depth=0) == train(little, some_rows, data, depth=4)
+    expected, found = small(name), small(name)
+    all_rows, some_rows = bags_for(expected, cache="100%"), bags_for(found, cache=45)
+    assert train(expected, all_rows, data, depth=0) == train(found, some_rows, data, depth=4)
     assert some_rows.stats().evictions > 0
-    for (parameter_name, ours), theirs in zip(whole.named_parameters(), little.parameters(), strict=True):
+    for (parameter_name, ours), theirs in zip(expected.named_parameters(), found.parameters(), strict=True):
         assert torch.equal(ours, theirs), parameter_name
     for table in all_rows.tables:
         assert torch.equal(all_rows.weight(table.name), some_rows.weight(table.name))

@@ -1,4 +1,4 @@
-"""Wide & Deep: the terms that it adds up, and who may look in between."""
+"""Wide & Deep: the terms that it sums, and hooks on its layers."""
 
 import copy
 from typing import Any
@@ -42,16 +42,16 @@ def test_adds_three_terms(num_dense: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_the_wide_weight_of_an_id_is_the_last_number_of_its_row() -> None:
+def test_the_wide_weight_of_an_id_is_the_last_element_of_its_row() -> None:
     model, dense, embedded = made()
     more = embedded.clone()
     more[:, 1, -1] += 2.0
     assert torch.allclose(model(dense, more) - model(dense, embedded), torch.full((6,), 2.0), atol=1e-5)
 
 
-def test_names_of_a_checkpoint() -> None:
+def test_names_in_the_state_dict() -> None:
     model, *_ = made()
-    layers = [f"deep.{place}.{name}" for place in (0, 2, 4) for name in ("weight", "bias")]
+    layers = [f"deep.{index}.{name}" for index in (0, 2, 4) for name in ("weight", "bias")]
     assert list(model.state_dict()) == ["wide.weight", "wide.bias", *layers]
 
 
@@ -72,7 +72,7 @@ def test_hooks_see_the_wide_layer_and_the_deep_ones() -> None:
     assert seen["deep"][1].shape == (6, 1)
 
 
-def test_another_wide_layer_is_called_as_it_is() -> None:
+def test_another_kind_of_wide_layer() -> None:
     model, dense, embedded = made()
     before = model(dense, embedded)
     assert model.wide is not None
@@ -109,7 +109,7 @@ def test_as_exact_as_plain_on_the_gpu(num_dense: int, autocast: torch.dtype | No
 
 
 @pytest.mark.gpu
-def test_same_bits_again_on_the_gpu() -> None:
+def test_bits_repeat_on_the_gpu() -> None:
     model = WideDeep(13, 26, 96).cuda()
     given = torch.randn(4096, 13).cuda(), torch.randn(4096, 26, 97).cuda()
     first = run(model, model, *given)

@@ -136,7 +136,7 @@ def rows_in_training() -> None:
         backward_update.backward_update(rule, cache, slots, num, grad, order, starts, None, None, None, dim, hyper, None)
         row_optimizer.row_optimizer(rule, cache, slots, grad, num, dim, hyper)
         pool.pool(torch.zeros(50, dim), slots, None, None, dim, "sum")
-    row_optimizer._any_rule("sgd", torch.zeros(50, DIM), slots, grad, num, DIM, (0.1, 0.0))  # as for a user's own rule
+    row_optimizer._rule_without_kernel("sgd", torch.zeros(50, DIM), slots, grad, num, DIM, (0.1, 0.0))  # as for a user's own rule
     segment_sum.segment_sum(grad, order, starts, num, None, None, None)
     for mode in ("sum", "max"):
         pool.pool(torch.zeros(50, DIM), slots, offsets, weights if mode == "sum" else None, DIM, mode)

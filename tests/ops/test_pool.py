@@ -31,7 +31,7 @@ def bags(lengths, random, missing=0.2, num_slots=50):
 @pytest.mark.parametrize("dim", [1, 3, 4, 16, 100, 128])
 @pytest.mark.parametrize("num_lookups", [0, 1, 7, 1000])
 def test_one_lookup_a_bag(num_lookups, dim, mode, device, random):
-    cache = torch.randn(50, 2 * dim, generator=random)  # state behind the weights
+    cache = torch.randn(50, 2 * dim, generator=random)  # the state follows the weights
     slots, _ = bags([num_lookups], random)
     check(device, cache, slots, None, None, dim, mode)
     if mode == "sum":

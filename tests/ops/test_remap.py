@@ -1,4 +1,4 @@
-"""Rows by another numbering: the kernel against the reference."""
+"""Remapping of row numbers: the kernel against the reference."""
 
 import pytest
 import torch

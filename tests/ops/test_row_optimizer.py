@@ -39,12 +39,12 @@ def test_long_rows(rule, device, random):
 
 
 @pytest.mark.parametrize("rule", HYPER)
-def test_few_programs_do_it_all(rule, device, random, monkeypatch):
-    monkeypatch.setattr(kernel, "_MOST_PROGRAMS", 2)
+def test_few_programs_update_all_rows(rule, device, random, monkeypatch):
+    monkeypatch.setattr(kernel, "_MAX_PROGRAMS", 2)
     check(rule, device, random, 100, 90, 128, HYPER[rule])
 
 
-def test_nothing_counted(device, random):
+def test_count_of_zero(device, random):
     check("adam", device, random, 100, 0, 16, HYPER["adam"])
 
 
@@ -72,4 +72,6 @@ def test_rule_without_a_kernel(num_slots, count, num_grads, dim, device, random,
 def test_unknown_rule_names_the_known(device):
     num = torch.zeros(1, dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match=r"'lion'.*'adam'"):
-        kernel.row_optimizer("lion", torch.zeros(1, 4, device=device), num, torch.zeros(1, 4, device=device), num, 4, ())
+        kernel.row_optimizer(
+            "lion", torch.zeros(1, 4, device=device), num, torch.zeros(1, 4, device=device), num, 4, ()
+        )

@@ -9,15 +9,17 @@ from hotrows.ops.swap import Moves, kernel, reference
 
 @pytest.fixture
 def on_host(device):
-    """Puts a store where kernels of the device can reach it."""
+    """Put a store into memory that kernels of the device can read and write."""
     return (lambda store: store.pin_memory()) if device.type == "cuda" else (lambda store: store.clone())
 
 
 @pytest.mark.parametrize("num_words", [4, 16, 100, 128, 1040])
 @pytest.mark.parametrize(("num_moves", "count"), [(0, 0), (1, 1), (7, 7), (100, 60), (100, 0), (2000, 1900)])
-@pytest.mark.parametrize(("most_programs", "haste"), [(2, 1.0), (132, 1.0), (132, 2.0)])
-def test_matches_reference(most_programs, haste, num_words, num_moves, count, device, on_host, random, monkeypatch):
-    monkeypatch.setattr(kernel, "_MOST", most_programs)
+@pytest.mark.parametrize(("max_multiprocessors", "sm_scale"), [(2, 1.0), (132, 1.0), (132, 2.0)])
+def test_matches_reference(
+    max_multiprocessors, sm_scale, num_words, num_moves, count, device, on_host, random, monkeypatch
+):
+    monkeypatch.setattr(kernel, "_MAX_MULTIPROCESSORS", max_multiprocessors)
     cache = torch.randn(num_moves + 5, num_words, generator=random)
     store = torch.randn(3 * num_moves + 5, num_words, generator=random)
     slots = torch.randperm(cache.shape[0], generator=random)[:num_moves].int()
@@ -29,7 +31,7 @@ def test_matches_reference(most_programs, haste, num_words, num_moves, count, de
 
     on_device, ours = cache.to(device, copy=True), on_host(store)
     moves = Moves(slots, rows_out, rows_in, num)
-    kernel.swap(on_device, ours, Moves(*(each.to(device) for each in moves[:4]), haste=haste))
+    kernel.swap(on_device, ours, Moves(*(each.to(device) for each in moves[:4]), sm_scale=sm_scale))
     if device.type == "cuda":
         torch.cuda.synchronize()
     reference.swap(cache, store, moves)

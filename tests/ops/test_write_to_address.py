@@ -1,4 +1,4 @@
-"""Copies to an address that is found in memory."""
+"""Copies to an address that the kernel reads from memory."""
 
 import pytest
 import torch
@@ -8,12 +8,12 @@ from hotrows.ops.write_to_address.kernel import write_to_address
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
 @pytest.mark.parametrize("shape", [(), (3,), (5, 7), (2000,)])
-def test_delivers_where_the_address_says(shape, dtype, device, random):
+def test_writes_to_the_address(shape, dtype, device, random):
     given = torch.randint(0, 2, shape, generator=random).to(dtype).to(device)
     memory = torch.zeros(4, *shape, dtype=dtype, device=device)
     address = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
-    for place in (2, 0):
-        address[0] = memory[place].data_ptr()
+    for index in (2, 0):
+        address[0] = memory[index].data_ptr()
         write_to_address(given, address)
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -23,7 +23,7 @@ def test_delivers_where_the_address_says(shape, dtype, device, random):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool])
-def test_delivers_a_piece_that_begins_anywhere(dtype, device, random):
+def test_source_may_be_unaligned(dtype, device, random):
     given = torch.randint(0, 2, (9,), generator=random).to(dtype).to(device)[1:5]
     memory = torch.zeros_like(given)
     address = torch.tensor([memory.data_ptr()])

@@ -1,18 +1,18 @@
-"""First values depend on seed, table and id alone."""
+"""Initial values depend on seed, table and id alone."""
 
 import math
 
 import pytest
 import torch
 
-from hotrows.stores.init import first_values, table_key
+from hotrows.stores.init import initial_values, table_key
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def values(init: object = "uniform", ids: torch.Tensor | None = None, key: int | None = None) -> torch.Tensor:
     ids = torch.arange(20_000) if ids is None else ids
-    return first_values(init, ids, 8, 20_000, table_key(0, "a") if key is None else key)
+    return initial_values(init, ids, 8, 20_000, table_key(0, "a") if key is None else key)
 
 
 @pytest.mark.parametrize("init", ["uniform", "normal"])

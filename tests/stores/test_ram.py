@@ -1,45 +1,39 @@
-"""The store in host memory."""
+"""The store in host memory, and the memory that is available for it."""
 
 import pytest
 import torch
 
 from hotrows import Table
-from hotrows.ops.swap import Moves
 from hotrows.stores import RamStore, RecordLayout, StateField
-from hotrows.stores import ram as ram_module
-from hotrows.stores.init import first_values, table_key
+from hotrows.stores import init as init_module
+from hotrows.stores.init import initial_values, table_key
 from hotrows.stores.memory_checks import available_host_memory, readable
 
 TABLES = [Table("a", 10), Table("b", 5, init="normal")]
-LAYOUT = RecordLayout(6, (StateField("sum", first_value=0.25),))
+LAYOUT = RecordLayout.packed(6, (StateField("sum", initial_value=0.25),))
 
 
 def test_is_filled_table_by_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ram_module, "FILL_BYTES", 3 * LAYOUT.num_bytes)  # several chunks, the last one short
+    monkeypatch.setattr(init_module, "FILL_BYTES", 3 * LAYOUT.num_bytes)  # several chunks, the last one short
     store = RamStore(TABLES, LAYOUT, torch.device("cpu"), seed=3)
-    expected = first_values("normal", torch.arange(5), 6, 5, table_key(3, "b"))
-    assert torch.equal(store.view(10, 15)[:, :6], expected)
-    assert torch.equal(store.view(0, 15)[:, LAYOUT.columns("sum")], torch.full((15, 6), 0.25))
+    expected = initial_values("normal", torch.arange(5), 6, 5, table_key(3, "b"))
+    assert torch.equal(store.read_range(10, 15)[:, :6], expected)
+    assert torch.equal(store.read_range(0, 15)[:, LAYOUT.columns("sum")], torch.full((15, 6), 0.25))
     assert store.records.data_ptr() % 4096 == 0
 
 
-def test_swaps() -> None:
-    store = RamStore(TABLES, LAYOUT, torch.device("cpu"), seed=0)
-    before = store.view(0, 15).clone()
-    cache = torch.full((3, LAYOUT.words), 7.0)
-    store.swap(
-        cache,
-        Moves(
-            torch.tensor([2, 0], dtype=torch.int32),
-            torch.tensor([4, -1]),
-            torch.tensor([9, 1]),
-            torch.tensor([2], dtype=torch.int32),
-        ),
+def test_fields_of_other_dtypes_are_filled() -> None:
+    fields = (
+        StateField("sum", initial_value=0.25),
+        StateField("count", per_row=True, initial_value=3, dtype=torch.int32),
     )
-    assert torch.equal(store.view(4, 5), torch.full((1, LAYOUT.words), 7.0))
-    assert torch.equal(cache[2], before[9])
-    assert torch.equal(cache[0], before[1])
-    assert torch.equal(cache[1], torch.full((LAYOUT.words,), 7.0))
+    layout = RecordLayout.packed(6, fields, dtype=torch.bfloat16)
+    store = RamStore(TABLES, layout, torch.device("cpu"), seed=3)
+    records = store.read(torch.arange(15))
+    expected = initial_values("normal", torch.arange(5), 6, 5, table_key(3, "b")).bfloat16()
+    assert torch.equal(layout.values(records, "weight")[10:], expected)
+    assert layout.values(records, "sum").eq(0.25).all()
+    assert layout.values(records, "count").eq(3).all()
 
 
 def test_memory_is_known_here() -> None:

@@ -1,94 +1,66 @@
-"""Copies of rows that found no slot, behind the last slot of a cache: there for one batch, written back after it."""
+"""The overflow buffer: copies of rows that got no slot, behind the last slot of a cache, for one batch.
 
-from typing import TYPE_CHECKING
+A copy is written back after its batch's update, and only if nothing was planned since it was read.
+"""
 
-import torch
-
-from hotrows.cache.maintenance import move_all_slots
-from hotrows.loop.ticket import Flight
-from hotrows.ops.rows import NO_ROW
-from hotrows.ops.swap import Moves
+from hotrows.cache.maintenance import read_again_all, write_back_all
+from hotrows.cache.row_cache import RowCache
+from hotrows.cache.streams import CacheStreams
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.streams import record_event, writable_state
 
-if TYPE_CHECKING:
-    from hotrows.cache.row_cache import RowCache
-
-# bytes of a cache that may be there twice while the buffer is made larger; a larger one goes through the store
-MOST_TWICE = 1 << 27
+# A cache of at most this many bytes is copied when the buffer grows. A larger one goes through the store, because the
+# device may not have the memory for it twice.
+MOST_BYTES_TWICE = 1 << 27
 
 
-def reserve(group: "RowCache", num: int) -> None:
-    """Make the buffer hold `num` records."""
-    if group.num_slots + num <= group.cache.shape[0]:
+def reserve(cache: RowCache, streams: CacheStreams, num: int) -> None:
+    """Make the buffer hold at least `num` records."""
+    if cache.num_slots + num <= cache.records.shape[0]:
         return
-    group.wait_for_moves()
-    # the next batch may have a few more, and to grow takes long
-    room = max(num + num // 4, 2 * (group.cache.shape[0] - group.num_slots))
+    streams.wait_for_moves()
+    # The next batch may overflow by a few rows more, and growing is slow.
+    wanted = max(num + num // 4, 2 * (cache.records.shape[0] - cache.num_slots))
     with writable_state():
-        if group.cache.nbytes <= MOST_TWICE:
-            _grow_by_copy(group, room)
+        if cache.records.nbytes <= MOST_BYTES_TWICE:
+            _grow_by_copy(cache, wanted)
         else:
-            _grow_through_store(group, (room, num))
-    record_event(group.device).synchronize()  # the old one is read no more, the new one is written
+            _grow_through_store(cache, streams, (wanted, num))
+    record_event(cache.device).synchronize()  # nothing reads the old memory any more, and the new one is written
 
 
-def _grow_by_copy(group: "RowCache", room: int) -> None:
-    grown = group.cache.new_zeros(group.num_slots + room, group.cache.shape[1])
-    grown[: group.cache.shape[0]] = group.cache
-    group.cache = grown
+def _grow_by_copy(cache: RowCache, num: int) -> None:
+    grown = cache.records.new_zeros(cache.num_slots + num, cache.records.shape[1])
+    grown[: cache.records.shape[0]] = cache.records
+    cache.records = grown
 
 
-def _grow_through_store(group: "RowCache", rooms: tuple[int, ...]) -> None:
-    """Write the rows back, and read them into new memory once the old is given up: it may be most of the device's.
+def _grow_through_store(cache: RowCache, streams: CacheStreams, buffer_sizes: tuple[int, ...]) -> None:
+    """Write all rows back, free the old memory, and read the rows into new memory.
 
-    What is in the buffer is in use by no batch, for the next one is about to be written over it.
+    No batch uses the old content of the buffer, because the next batch is about to overwrite it.
 
     Args:
-        rooms: to have in the buffer, the last of them at least.
+        buffer_sizes: wanted sizes of the buffer in rows, the largest first; the last one is needed.
     """
-    num_before, width = group.cache.shape
-    sizes = (*(group.num_slots + room for room in rooms), num_before)
+    num_before, words = cache.records.shape
+    sizes = (*(cache.num_slots + size for size in buffer_sizes), num_before)
     failed: Exception | None = None
-    with defer_sigint():  # between the two, rows are not where the index says
-        move_all_slots(group, out=True)
-        group.cache = group.cache.new_empty(0, width)
+    with defer_sigint():  # in between, rows are not where the index says
+        write_back_all(cache, streams)
+        cache.records = cache.records.new_empty(0, words)
         try:
             for size in sizes:
                 try:
-                    group.cache = group.cache.new_zeros(size, width)
+                    cache.records = cache.records.new_zeros(size, words)
                     break
                 except (RuntimeError, MemoryError) as error:
                     failed = failed or error
-            if len(group.cache) < group.num_slots:
+            if len(cache.records) < cache.num_slots:
                 raise failed or MemoryError
-            move_all_slots(group, out=False)
+            read_again_all(cache, streams)
         except BaseException as error:
-            group.lose_cache()
-            raise MemoryError(group.lost) from error
-    if failed is not None and len(group.cache) < sizes[-2]:
+            cache.lose()
+            raise MemoryError(cache.lost) from error
+    if failed is not None and len(cache.records) < sizes[-2]:
         raise failed
-
-
-def fetch(group: "RowCache", flight: Flight) -> None:
-    """Copy the rows of a plan that found no slot into the buffer."""
-    plan, store, cache, transfer = flight.plan, group.store, group.cache, group.transfer
-
-    def work() -> None:
-        nothing = torch.full_like(plan.overflow_rows, NO_ROW)
-        transfer.move(store, cache, Moves(plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow))
-
-    flight.moved = group.submit_move(work, (group.planned,))
-
-
-def write_back(group: "RowCache", flight: Flight) -> None:
-    """Write them to the store, behind their update."""
-    assert flight.counts is not None
-    plan, store, cache, transfer = flight.plan, group.store, group.cache, group.transfer
-
-    def work() -> None:
-        nothing = torch.full_like(plan.overflow_rows, NO_ROW)
-        transfer.move(store, cache, Moves(plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow))
-
-    flight.moved = group.submit_move(work, (record_event(group.device), group.planned))
-    group.stats.bytes_out += flight.counts.overflow * store.layout.num_bytes

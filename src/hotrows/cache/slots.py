@@ -1,4 +1,4 @@
-"""The slots of a cache: which row is in each, who used it last, who is pinned, and its priority."""
+"""The slots of a cache: the row in each of them, the last plan that uses it, whether it is pinned, its priority."""
 
 import torch
 from torch import Tensor
@@ -10,8 +10,11 @@ LOWEST = torch.iinfo(torch.int32).min
 
 
 class Slots:
-    """State of S slots. The arrays have one place more, where writes that must not happen go, so that a whole batch
-    can be written without asking the host which of it is real."""
+    """State of S slots.
+
+    The arrays have one entry more than there are slots. Writes that must not happen go there, so that a whole batch can
+    be written without asking the host which of its entries count.
+    """
 
     def __init__(self, num: int, device: torch.device) -> None:
         self.num = num
@@ -23,9 +26,16 @@ class Slots:
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.nbytes for part in (self.row, self.last_used, self.priority, self.pinned))
+        return sum(array.nbytes for array in (self.row, self.last_used, self.priority, self.pinned))
 
-    def or_nowhere(self, slots: Tensor, mask: Tensor | None = None) -> Tensor:
-        """int64 slots to write to, the place beyond the last for those that are NO_SLOT or masked out."""
+    def or_beyond(self, slots: Tensor, mask: Tensor | None = None) -> Tensor:
+        """int64 slots to write to: the extra entry for those that are NO_SLOT or masked out."""
         real = slots >= 0 if mask is None else mask & (slots >= 0)
         return torch.where(real, slots, self.num).long()
+
+    def clear(self) -> None:
+        """Make every slot as if it had never been used."""
+        self.row.fill_(NO_ROW)
+        self.last_used.fill_(NEVER)
+        self.priority.fill_(LOWEST)
+        self.pinned.fill_(False)

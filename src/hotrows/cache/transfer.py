@@ -1,4 +1,4 @@
-"""Movers: how records go from the store to the cache and back."""
+"""Transfers: how records move from the store to the cache and back."""
 
 from typing import Protocol
 
@@ -11,38 +11,45 @@ from hotrows.stores import Store
 
 
 class Transfer(Protocol):
-    waits: bool  # whether the host waits for the device, so that moves cannot be recorded in a CUDA graph
+    """A way to move records.
+
+    Attributes:
+        waits: True if the host waits for the device, so that moves cannot be captured in a CUDA graph.
+    """
+
+    waits: bool
 
     @property
     def device_bytes(self) -> int:
-        """That it holds on the device."""
+        """The device memory that it holds."""
 
-    def move(self, store: Store, cache: Tensor, moves: Moves) -> None:
-        """Carry out moves, in the lane of the caller; the contract of `ops.swap`."""
+    def move(self, store: Store, records: Tensor, moves: Moves) -> None:
+        """Carry out moves between the store and the records of a cache on the caller's stream, as `ops.swap` does."""
 
 
 class ZeroCopy:
-    """A kernel reads and writes the store in host memory itself, row by row, without the CPU.
+    """The store exchanges rows itself: for one in host memory, a kernel reads and writes it without the CPU.
 
     Args:
-        haste: of the moves; more than 1 where they have less time than a step takes, at the cost of what trains then.
+        sm_scale: how many times as many multiprocessors as usual may move rows. More than 1 finishes moves that have
+            less time than a training step, and slows down what trains beside them.
     """
 
     waits = False
     device_bytes = 0
 
-    def __init__(self, haste: float = 1.0) -> None:
-        self.haste = haste
+    def __init__(self, sm_scale: float = 1.0) -> None:
+        self.sm_scale = sm_scale
 
-    def move(self, store: Store, cache: Tensor, moves: Moves) -> None:
-        store.swap(cache, moves if self.haste == 1 else moves._replace(haste=self.haste))
+    def move(self, store: Store, records: Tensor, moves: Moves) -> None:
+        store.exchange(records, moves if self.sm_scale == 1 else moves._replace(sm_scale=self.sm_scale))
 
 
 class BlockTransmitter:
-    """Rows are gathered into a block, the block is copied, its rows are scattered (FreqCache's transmitter).
+    """Rows are gathered into a block, the block is copied, and its rows are scattered (FreqCache's transmitter).
 
-    The block is there once on the host and once on the device, and of bounded size: what is more goes in several
-    passes. The host waits for the device, for only then can it tell which rows to gather.
+    There is one block on the host and one on the device, both of bounded size: more rows take several passes. The host
+    waits for the device, because it must know the row numbers to gather them. So this works with every store.
 
     Args:
         buffer_rows: the most rows of a block.
@@ -54,8 +61,8 @@ class BlockTransmitter:
         if not isinstance(buffer_rows, int) or buffer_rows < 1:
             raise ValueError(f"buffer_rows is {buffer_rows!r}, it must be a whole number from 1 up")
         self.buffer_rows = buffer_rows
-        self.passes = 0  # blocks copied, in and out
-        self.bytes_in = 0  # store → cache
+        self.passes = 0  # blocks copied, in both directions
+        self.bytes_in = 0  # from the store to the cache
         self.bytes_out = 0
         self._on_host = self._on_device = torch.empty(0)
 
@@ -63,37 +70,36 @@ class BlockTransmitter:
     def device_bytes(self) -> int:
         return self._on_device.nbytes
 
-    def move(self, store: Store, cache: Tensor, moves: Moves) -> None:
+    def move(self, store: Store, records: Tensor, moves: Moves) -> None:
         slots = moves.slots
         count = filled(slots, moves.num)
-        within = torch.arange(count, device=slots.device) < moves.num
-        # no row both leaves and comes, so all may leave first
+        listed = torch.arange(count, device=slots.device) < moves.num
+        # No row is both written and read by the moves, so that all records can leave their slots first.
         for leaving, rows in ((True, moves.rows_out[:count]), (False, moves.rows_in[:count])):
-            (moving,) = torch.nonzero((rows >= 0) & within, as_tuple=True)
+            (moving,) = torch.nonzero((rows >= 0) & listed, as_tuple=True)
             chosen_slots, chosen_rows = slots[moving].long(), rows[moving].cpu()
             for start in range(0, moving.numel(), self.buffer_rows):
                 part = slice(start, start + self.buffer_rows)
-                self._pass(store, cache, chosen_slots[part], chosen_rows[part], leaving)
+                self._pass(store, records, chosen_slots[part], chosen_rows[part], leaving)
 
-    def _pass(self, store: Store, cache: Tensor, slots: Tensor, rows: Tensor, leaving: bool) -> None:
-        on_host, on_device = self._block(rows.numel(), store, cache)
-        records = store.view(0, store.num_rows)
+    def _pass(self, store: Store, records: Tensor, slots: Tensor, rows: Tensor, leaving: bool) -> None:
+        on_host, on_device = self._block(rows.numel(), store, records)
         if leaving:
-            torch.index_select(cache, 0, slots, out=on_device)
-            on_host.copy_(on_device)  # waits for it
-            records[rows] = on_host
-            self.bytes_out += on_host.numel() * on_host.element_size()
+            torch.index_select(records, 0, slots, out=on_device)
+            on_host.copy_(on_device)  # waits until the block has arrived
+            store.write(rows, on_host)
+            self.bytes_out += on_host.nbytes
         else:
-            torch.index_select(records, 0, rows, out=on_host)
-            on_device.copy_(on_host)  # waits for it: the block on the host is free again
-            cache.index_copy_(0, slots, on_device)
-            self.bytes_in += on_host.numel() * on_host.element_size()
+            store.read(rows, out=on_host)
+            on_device.copy_(on_host)  # waits until the block on the host is free again
+            records.index_copy_(0, slots, on_device)
+            self.bytes_in += on_host.nbytes
         self.passes += 1
 
-    def _block(self, num: int, store: Store, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Room for so many records on the host and on the device."""
+    def _block(self, num: int, store: Store, records: Tensor) -> tuple[Tensor, Tensor]:
+        """Room for `num` records on the host and on the device."""
         if self._on_host.numel() == 0:
-            shape = (min(self.buffer_rows, store.num_rows), cache.shape[1])
-            self._on_host = torch.empty(shape, dtype=cache.dtype, device="cpu", pin_memory=cache.is_cuda)
-            self._on_device = torch.empty(shape, dtype=cache.dtype, device=cache.device)
+            shape = (min(self.buffer_rows, store.num_rows), records.shape[1])
+            self._on_host = torch.empty(shape, dtype=records.dtype, device="cpu", pin_memory=records.is_cuda)
+            self._on_device = torch.empty(shape, dtype=records.dtype, device=records.device)
         return self._on_host[:num], self._on_device[:num]

@@ -1,4 +1,4 @@
-"""What this machine has, and what hotrows will use of it."""
+"""`hotrows doctor`: what this machine has, and which parts of it hotrows will use."""
 
 import importlib.metadata
 import os
@@ -44,19 +44,19 @@ def examine() -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     from rich.console import Console
 
-    say = Console(highlight=False).print
-    say(f"[bold]hotrows {found['hotrows']}[/bold], Python {found['python']}, {found['cores']} cores")
+    print_line = Console(highlight=False).print
+    print_line(f"[bold]hotrows {found['hotrows']}[/bold], Python {found['python']}, {found['cores']} cores")
     memory = found["host_memory"]
-    say(f"host memory available for rows: {'unknown' if memory is None else readable(memory)}")
+    print_line(f"host memory available for rows: {'unknown' if memory is None else readable(memory)}")
     for device in found["cuda"]:
-        say(f"GPU: {device['name']}, {readable(device['free'])} of {readable(device['memory'])} free")
+        print_line(f"GPU: {device['name']}, {readable(device['free'])} of {readable(device['memory'])} free")
     if not found["cuda"]:
-        say("GPU: PyTorch sees none; everything runs on the CPU, with the same results")
+        print_line("GPU: PyTorch sees none; everything runs on the CPU, with the same results")
     uses = found["uses"]
-    say(f"will use: {uses['device']}, {uses['kernels']}, moves by {uses['moves']}")
-    say(f"prepare can run on: {', '.join(uses['prepare']) or 'nothing (install ibis-framework[duckdb])'}")
+    print_line(f"will use: {uses['device']}, {uses['kernels']}, moves by {uses['moves']}")
+    print_line(f"prepare can run on: {', '.join(uses['prepare']) or 'nothing (install ibis-framework[duckdb])'}")
     for name, version in found["packages"].items():
-        say(f"  {name:16} {version or '[yellow]not installed[/yellow]'}")
+        print_line(f"  {name:16} {version or '[yellow]not installed[/yellow]'}")
 
 
 def _version(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""How the program says what went wrong."""
+"""How the program reports errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +7,8 @@ import typer
 
 
 @contextmanager
-def said_plainly() -> Iterator[None]:
-    """Errors of the user's are one line and exit code 2; ours keep their traceback."""
+def reported_plainly() -> Iterator[None]:
+    """Report a user's mistake in one line, with exit code 2. A bug of the program keeps its traceback."""
     try:
         yield
     except (ValueError, FileNotFoundError, PermissionError) as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotrows.cli.errors import said_plainly
+from hotrows.cli.errors import reported_plainly
 
 if TYPE_CHECKING:
     from hotrows.reproduce import Paper
@@ -32,21 +32,22 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="CSV, PNG and JSON go to a folder of the paper's name in here.")] = Path(
         "runs/reproduce"
     ),
-    listed: Annotated[bool, typer.Option("--list", help="Say what can be reproduced, and stop.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List what can be reproduced, and stop.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line, for machines.")
     ] = False,
 ) -> None:
     """Run a paper's experiments again: a table beside the published values, a CSV and a plot per figure.
 
-    Exit code 1 where a figure does not show what it must; Ctrl-C keeps finished figures, and passes that are complete.
+    The exit code is 1 if a figure does not show what it must. On a CPU speeds are printed and not judged. Ctrl-C keeps
+    finished figures, and the passes that are complete.
     """
     from hotrows.reproduce import PAPERS
 
     if listed:
         _show_list({paper: PAPERS[paper]} if paper in PAPERS else PAPERS, as_json)
         return
-    with said_plainly():
+    with reported_plainly():
         from hotrows.reproduce.bench import Bench
         from hotrows.reproduce.experiment import choose
         from hotrows.train.config import PRECISIONS
@@ -81,7 +82,7 @@ def reproduce(
 def _run_all(
     paper: str, chosen: "list[Experiment]", bench: "Bench", directory: Path
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Run, write and show one figure after the other; what is finished stays if the rest is not."""
+    """Run, write and show one figure after the other. Finished figures stay if a later one is interrupted."""
     from hotrows.cli.show import Steps
     from hotrows.reproduce.output import commit, write
     from hotrows.stores.pinned_memory import memory_kept
@@ -108,13 +109,13 @@ def _show(experiment: "Experiment", bench: "Bench", result: "Result", directory:
     from rich.console import Console
     from rich.table import Table
 
-    # a table that is cut off is worth nothing in a log file
+    # In a log file a table must not be cut off at the width of a terminal.
     console = Console(highlight=False)
     wide = console if console.is_terminal else Console(highlight=False, width=200)
-    say = wide.print
-    say(f"\n[bold]{experiment.title}[/bold]")
-    said = ", ".join(f"{key} {value}" for key, value in result.settings.items())
-    say(f"{bench.scale.name} scale, {experiment.sizes(bench)}" + (f"; {said}" if said else ""), style="bright_black")
+    print_line = wide.print
+    print_line(f"\n[bold]{experiment.title}[/bold]")
+    settings = ", ".join(f"{key} {value}" for key, value in result.settings.items())
+    print_line(f"{bench.scale.name} scale, {experiment.sizes(bench)}" + (f"; {settings}" if settings else ""), style="bright_black")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in result.columns:
         words = any(isinstance(row[column.key], str) for row in result.rows)
@@ -123,13 +124,13 @@ def _show(experiment: "Experiment", bench: "Bench", result: "Result", directory:
         )
     for row in result.rows:
         table.add_row(*(column.text(row[column.key]) for column in result.columns))
-    say(table)
+    print_line(table)
     for note in result.notes:
-        say(note, style="bright_black")
+        print_line(note, style="bright_black")
     colors = {"yes": "green", "NO": "bold red", "not judged": "yellow"}
     for claim in result.claims:
-        say(f"[{colors[claim.verdict]}]{claim.verdict}[/]: {claim.text} ({claim.found})")
-    say(f"written: {directory / experiment.name}.csv, .png, .json")
+        print_line(f"[{colors[claim.verdict]}]{claim.verdict}[/]: {claim.text} ({claim.found})")
+    print_line(f"written: {directory / experiment.name}.csv, .png, .json")
 
 
 def _show_list(papers: "dict[str, Paper]", as_json: bool) -> None:

@@ -1,6 +1,5 @@
-"""What people see: progress, tables, and where things were written."""
+"""What people see: progress bars, tables, and where results were written."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """A bar per named step of long work: call it with the step's name and how much of it is done, 0 to 1."""
+    """Shows a bar for each named step of long work. Call it with a step's name and the share of it that is done."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -39,21 +38,23 @@ class Steps:
 
 
 def show_prepared(report: "PrepareReport", out: Path) -> None:
-    say = Console(highlight=False).print
-    say(f"[bold]{out}[/bold] is ready: {report.num_rows:,} lines in {report.seconds:.1f} s")
+    print_line = Console(highlight=False).print
+    print_line(f"[bold]{out}[/bold] is ready: {report.num_rows:,} lines in {report.seconds:.1f} s")
     table = _pairs()
     for split, num in report.num_samples.items():
         table.add_row(split, f"{num:,} samples")
     table.add_row("ids", f"{sum(report.num_ids.values()):,} in {len(report.num_ids)} tables")
-    say(table)
+    print_line(table)
     if report.num_skipped:
-        say(f"[yellow]skipped {report.num_skipped:,} bad lines:[/yellow]")
+        print_line(f"[yellow]skipped {report.num_skipped:,} bad lines:[/yellow]")
     for skipped in report.skipped:
-        say(f"  {skipped.num_rows:,}: {skipped.reason} (first: {skipped.path}, line {skipped.line})")
+        print_line(f"  {skipped.num_rows:,}: {skipped.reason} (first: {skipped.path}, line {skipped.line})")
 
 
 def show_run(run: "Run") -> None:
-    """The end of a training run, for a newcomer."""
+    """Print the results of a training run."""
+    from hotrows.strategies import strategy_type
+
     summary = run.summary
     table = _pairs()
     if summary["interrupted"]:
@@ -67,23 +68,13 @@ def show_run(run: "Run") -> None:
     cache: dict[str, Any] = summary["cache"]
     share = f"{cache['slots_share']:.2%}"
     table.add_row("rows on the device", f"{cache['rows']:,} of {summary['num_rows']:,} ({share})")
-    table.add_row("hit rate", f"{cache['hit_rate']:.1%} of the distinct rows of a batch were there already")
-    for name, text in _strategy_rows(summary.get("strategy_outcome", {})):
+    table.add_row("hit rate", f"{cache['hit_rate']:.1%} of the unique rows of a batch were there already")
+    for name, text in strategy_type(summary["strategy"]).describe_outcome(summary["strategy_outcome"]):
         table.add_row(name, text)
     table.add_row("moved", f"{readable(cache['bytes_in'])} in, {readable(cache['bytes_out'])} out")
     table.add_row("memory", f"{readable(summary['device_memory'])} device, {readable(summary['host_memory'])} host")
     table.add_row("report", str(run.directory / "report.html"))
     Console().print(table)
-
-
-def _strategy_rows(outcome: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    if "hot_rows" in outcome:
-        yield "hot rows", f"{outcome['hot_rows']:,}, never evicted ({outcome['hot_share_of_accesses']:.1%} of accesses)"
-    if "stale_share" in outcome:
-        yield "stale reads", f"{outcome['stale_share']:.1%} of {outcome['reads']:,} rows read were one update old"
-    if "stages_ms" in outcome:
-        times = ", ".join(f"{name} {ms:.2f}" for name, ms in outcome["stages_ms"].items())
-        yield "stages, ms", times
 
 
 def _pairs() -> Table:

@@ -1,1 +1,1 @@
-"""Where batches come from: prepared logs and synthetic data, behind one protocol (`schema.py`)."""
+"""Data sets: prepared logs and synthetic data, behind one protocol (`schema.py`)."""

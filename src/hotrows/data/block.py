@@ -1,4 +1,4 @@
-"""A run of samples in memory, in the order in which they are handed out; batches are cut from it."""
+"""Consecutive samples in memory, from which batches are copied."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class RaggedColumn:
     offsets: Int64  # [n + 1]
 
     def reordered(self, order: Int64) -> "RaggedColumn":
-        """Sample order[i] of this becomes sample i."""
+        """The same column with sample order[i] at position i."""
         lengths = np.diff(self.offsets)[order]
         offsets = _offsets(lengths)
         source = np.repeat(self.offsets[:-1][order] - offsets[:-1], lengths) + np.arange(len(self.values))
@@ -37,17 +37,18 @@ class RaggedColumn:
 class Block:
     """n samples, each of them one row of `rows`: ids, then dense values, then the label.
 
-    The bits of float32 values stand there as int32: so a sample is one piece of memory, which is what shuffling moves.
-    It is shuffled when a batch is cut: sample i is row order[i]. Where nothing is shuffled, the rows are a view of
-    columns, and cutting a batch turns them.
-    Where samples have any number of ids, the rows have none, and `ragged` has a column per feature, in order already.
+    The bits of float32 values are stored as int32, so that a sample is contiguous and one copy moves it. Samples are
+    shuffled when a batch is copied: sample i is row order[i]. Without shuffling the rows are a transposed view of
+    columns, and copying a batch transposes them.
+    If a sample may have any number of ids per column, the rows hold no ids, and `ragged` has one column per feature,
+    which is already shuffled.
     """
 
     rows: Int32  # [n, F + number of dense features + 1]
     num_dense: int
     order: Int64 | None = None  # [n]
     ragged: tuple[RaggedColumn, ...] | None = None
-    memory: Int32 | None = None  # where the rows are, for another block to use after this one
+    memory: Int32 | None = None  # the buffer behind `rows`, for reuse by a later block
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Span:
 
 
 def make_batch(spans: Sequence[Span]) -> Batch:
-    """One batch, with memory of its own, of samples that lie in one block or, at its end, in several."""
-    # numpy only: for copies of this size torch would wake threads, which then are in the way of those that read ahead
+    """Copy one batch from samples of one block, or of several where a block ends within the batch."""
+    # This uses numpy, because torch would copy with several threads, which would compete with those that read ahead.
     rows = _join([_rows(s) for s in spans])
     num_ids = rows.shape[1] - spans[0].block.num_dense - 1
     dense = torch.from_numpy(rows[:, num_ids:-1].copy().view(np.float32))

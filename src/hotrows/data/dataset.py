@@ -1,4 +1,4 @@
-"""Data sets by name: a prepared directory, or a synthetic one."""
+"""Data sets by name: a prepared directory or a synthetic data set."""
 
 import hashlib
 import json
@@ -26,8 +26,8 @@ DESCRIPTION = "dataset.json"
 def open_dataset(name: str | Path, *, verify: bool = False) -> DataSet:
     """Open a directory that `hotrows prepare` has written, or a synthetic data set.
 
-    Every shard must be there, and of the size that was written. `verify` also reads all files of a prepared directory,
-    and compares their checksums.
+    Every shard must exist with the size that was written. `verify` also reads all files of a prepared directory and
+    compares their checksums.
 
     Example::
 
@@ -42,8 +42,8 @@ def open_dataset(name: str | Path, *, verify: bool = False) -> DataSet:
 class PreparedDataSet:
     """A directory of Parquet shards with vocabularies and `dataset.json`.
 
-    An id at or beyond a column's `num_ids` comes as id 0, the one of rare values; so to evaluate a model on data with a
-    larger vocabulary than it was trained with, give the schema it was trained with.
+    An id at or beyond a column's `num_ids` is replaced by id 0, the id of rare values. So to evaluate a model on data
+    with a larger vocabulary than it was trained with, pass the schema it was trained with.
     """
 
     def __init__(self, directory: Path, schema: Schema | None = None, *, verify: bool = False) -> None:
@@ -68,7 +68,7 @@ class PreparedDataSet:
         self._row_groups = cache(self._list_row_groups)
 
     def with_schema(self, schema: Schema) -> "PreparedDataSet":
-        """The same samples, seen with other sizes of the tables."""
+        """The same samples with other table sizes."""
         return PreparedDataSet(self.directory, schema)
 
     def num_samples(self, split: str) -> int:
@@ -96,14 +96,14 @@ class PreparedDataSet:
     def _list_row_groups(self, split: str) -> "list[ParquetRowGroup]":
         from hotrows.data.shards import list_row_groups
 
-        groups = list_row_groups(self._files[split], self.schema)
-        found, said = sum(group.num_rows for group in groups), self._num_samples[split]
-        if found != said:
+        row_groups = list_row_groups(self._files[split], self.schema)
+        found, expected = sum(row_group.num_rows for row_group in row_groups), self._num_samples[split]
+        if found != expected:
             raise ValueError(
-                f"{self.directory}: the shards of {split!r} have {found:,} samples, its {DESCRIPTION} says {said:,}; "
+                f"{self.directory}: the shards of {split!r} have {found:,} samples, its {DESCRIPTION} says {expected:,}; "
                 "prepare the data again"
             )
-        return groups
+        return row_groups
 
     def _table_counts(self, table: str, num_rows: int) -> Tensor:
         import pyarrow as pa
@@ -114,7 +114,7 @@ class PreparedDataSet:
             vocabulary = pq.read_table(path, columns=["id", "count"])
         except (OSError, pa.ArrowException) as error:
             raise ValueError(f"{path}: this vocabulary cannot be read ({error}); prepare the data again") from error
-        # copied, as Arrow's memory cannot be written to
+        # Arrow's memory is read-only, and torch warns about tensors that share it.
         ids = torch.from_numpy(vocabulary["id"].to_numpy().copy()).long()
         times = torch.from_numpy(vocabulary["count"].to_numpy().copy()).long()
         known = ids < num_rows

@@ -1,4 +1,4 @@
-"""Ids that become popular and others that are forgotten, day by day."""
+"""Drift of popularity: from day to day some ids become popular and others rare."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ _GOLDEN_SECTION = 0.381966
 
 
 class Drift:
-    """Which id has which rank in popularity, by day.
+    """The map from popularity ranks to ids, which changes by day.
 
-    With a share of 1/m, the ranks r, r + m, r + 2m, … change ids on the days d ≡ r mod m: there the ids of the most
-    popular ranks go far down, and rare ones come up. The others keep theirs, so from day to day about this share of
-    ids, and of lookups, is new. Shares in between are rounded to the next 1/m.
+    With a share of 1/m, the ranks r, r + m, r + 2m, … get new ids on the days d ≡ r mod m: the ids of the most popular
+    of these ranks move far down, and rare ones move up. All other ranks keep their ids, so about this share of ids, and
+    of lookups, is new each day. Other shares are rounded to the nearest 1/m.
     """
 
     def __init__(self, num_ids: Sequence[int], share: float, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class Drift:
         return self._ids(ranks, days.unsqueeze(1), self._num_ids)
 
     def ids_of_day(self, feature: int, day: int) -> NDArray[np.int64] | slice:
-        """The id of every rank of a feature; a slice of all of them where ids are ranks."""
+        """The id of every rank of a feature, or without drift, where ids are ranks, a slice of all."""
         if not self._num_classes:
             return slice(None)
         num_ids = self._num_ids[feature].cpu()
@@ -40,8 +40,8 @@ class Drift:
 
     def _ids(self, ranks: Tensor, days: Tensor, num_ids: Tensor) -> Tensor:
         m = self._num_classes
-        number, place = ranks % m, ranks // m
-        size = (num_ids - number + m - 1) // m  # ranks of this class
+        residue, position = ranks % m, ranks // m
+        size = (num_ids - residue + m - 1) // m  # ranks of this class
         step = (size.double() * _GOLDEN_SECTION).long().clamp(min=1)
-        times = (days - number) // m + (number > 0).long()  # changes since day 0
-        return (place + times * step) % size * m + number
+        times = (days - residue) // m + (residue > 0).long()  # changes since day 0
+        return (position + times * step) % size * m + residue

@@ -1,4 +1,4 @@
-"""Batches of a prepared split: shards read ahead in threads, shuffled, cut into tensors without a loop over rows."""
+"""Batches of a prepared split: threads read shards ahead, and batches are copied from them without a loop over rows."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -17,19 +17,21 @@ from hotrows.data.share import Share
 
 
 class ShardLoader(ResumableLoader):
-    """Goes through the row groups of a split, or a rank's share of them.
+    """Batches from the row groups of a split, or from a rank's share of them.
 
-    Shuffled, the row groups come in an order drawn from (seed, epoch), and the samples of `groups_per_block` of them
-    at a time are mixed. A rank has a range of that order, so over the epochs it sees all samples.
+    With shuffling, the order of the row groups is drawn from (seed, epoch), and the samples of each `groups_per_block`
+    successive row groups are shuffled together. A rank has a contiguous range of that order, so over the epochs it
+    sees all samples.
 
     Args:
-        threads: read this many blocks at once, ahead of the batches; at most one more waits, read and not yet used.
-        groups_per_block: more mix the samples better and take more memory.
+        threads: the number of blocks that are read at the same time, ahead of the batches. At most one more block is
+            held that is read and not yet used.
+        groups_per_block: row groups per block. More of them shuffle the samples better and take more memory.
     """
 
     def __init__(
         self,
-        groups: Sequence[ParquetRowGroup],
+        row_groups: Sequence[ParquetRowGroup],
         schema: Schema,
         share: Share,
         *,
@@ -41,7 +43,7 @@ class ShardLoader(ResumableLoader):
         super().__init__(share, shuffle=shuffle, seed=seed)
         if threads < 1 or groups_per_block < 1:
             raise ValueError(f"threads is {threads}, groups_per_block is {groups_per_block}: both must be 1 or more")
-        self._groups = groups
+        self._row_groups = row_groups
         self._schema = schema
         self._threads = threads
         self._groups_per_block = groups_per_block if shuffle else 1
@@ -52,7 +54,7 @@ class ShardLoader(ResumableLoader):
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         blocks = self._blocks(epoch)
         ends = list(accumulate(sum(p.stop - p.start for p in block) for block in blocks))
-        position = self.share.bound(first)  # samples, counted over all blocks
+        position = self.share.bound(first)  # in samples, over all blocks
         number = bisect_right(ends, position)
         reader = BlockReader(self._schema)
         reads = read_ahead(
@@ -62,7 +64,7 @@ class ShardLoader(ResumableLoader):
         )
         block: Block | None = None
         for batch in range(first, len(self)):
-            spans, spent = [], []
+            spans, finished = [], []
             while position < self.share.bound(batch + 1):
                 if block is None:
                     block = next(reads)
@@ -71,23 +73,23 @@ class ShardLoader(ResumableLoader):
                 spans.append(Span(block, position - begin, stop - begin))
                 position = stop
                 if position == ends[number]:
-                    spent.append(block)
+                    finished.append(block)
                     block = None
                     number += 1
             made = make_batch(spans)
-            for each in spent:
-                reader.give_back(each)
+            for each in finished:
+                reader.recycle(each)
             yield made
 
     def _blocks(self, epoch: int) -> list[list[Piece]]:
-        """This rank's pieces of row groups in the order of the epoch, those that are mixed together."""
-        order: Sequence[int] = range(len(self._groups))
+        """This rank's pieces of row groups in the order of the epoch, one list for each block."""
+        order: Sequence[int] = range(len(self._row_groups))
         if self.shuffle:
-            order = self._random(epoch).permutation(len(self._groups)).tolist()
+            order = self._random(epoch).permutation(len(self._row_groups)).tolist()
         pieces = []
         begin = 0
         for number in order:
-            group = self._groups[number]
+            group = self._row_groups[number]
             start, stop = max(self.share.start - begin, 0), min(self.share.stop - begin, group.num_rows)
             if start < stop:
                 pieces.append(Piece(group, start, stop))
@@ -96,7 +98,7 @@ class ShardLoader(ResumableLoader):
         return [pieces[i : i + size] for i in range(0, len(pieces), size)]
 
     def _order(self, epoch: int, number: int, pieces: Sequence[Piece]) -> Int64 | None:
-        """In which order the samples of a block come."""
+        """The order of the samples of a block."""
         if not self.shuffle:
             return None
         total = sum(piece.stop - piece.start for piece in pieces)

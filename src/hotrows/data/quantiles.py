@@ -1,4 +1,4 @@
-"""Values of synthetic dense features."""
+"""The distribution of synthetic dense features."""
 
 from statistics import NormalDist
 
@@ -9,9 +9,9 @@ from hotrows.data.skew import NUM_QUANTILES
 
 
 def dense_quantiles(num_dense: int) -> NDArray[np.float32]:
-    """The values of NUM_QUANTILES equally likely parts of every feature: float32 [num_dense, NUM_QUANTILES].
+    """NUM_QUANTILES equally likely values of every feature: float32 [num_dense, NUM_QUANTILES].
 
-    They are log(1 + x) of log-normal counts x, with medians from 1 to 55 and short and long tails.
+    They are log(1 + x) of log-normal counts x, with medians from 1 to 55 and tails of different length.
     """
     normal = NormalDist()
     z = np.array([normal.inv_cdf((i + 0.5) / NUM_QUANTILES) for i in range(NUM_QUANTILES)])

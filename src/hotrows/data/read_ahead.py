@@ -1,4 +1,4 @@
-"""Results of a function for one item after the other, worked out ahead in threads."""
+"""Results of a function for a sequence of items, computed ahead in threads."""
 
 import time
 from collections import deque
@@ -12,31 +12,31 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _END = object()
-HANDING_OVER = 150e-6  # seconds that an item takes from thread to thread, Python's lock included
-SETTLING = 64  # items that may be slow because memory is made for them
-TRIED = 16  # items after these whose times tell whether a thread is worth it
-VERY_SLOW, ENOUGH = 10 * HANDING_OVER, 3  # so many of them that take so long are enough to tell
+HANDOFF_SECONDS = 150e-6  # to pass an item from thread to thread, including the wait for Python's global lock
+NUM_WARMUP = 64  # first items, which may be slow because memory is allocated for them
+NUM_TIMED = 16  # items after the warm-up that are timed
+VERY_SLOW_SECONDS, NUM_VERY_SLOW = 10 * HANDOFF_SECONDS, 3  # this many items that take this long end the timing early
 
 
 def read_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
-    """Like `map`, in order. At most one result more than there are threads is under way or waits.
+    """Like `map`, in order. At most `threads` + 1 results are being computed or held.
 
-    What the function raises is raised where its result was due. The threads end with the iterator.
+    An exception of the function is raised in place of its result. The threads end with the iterator.
     """
-    todo = iter(items)
+    remaining = iter(items)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="hotrows-loader")
     try:
-        under_way: deque[Future[Result]] = deque(pool.submit(function, item) for item in islice(todo, threads + 1))
-        while under_way:
-            result = under_way.popleft().result()
-            under_way.extend(pool.submit(function, item) for item in islice(todo, 1))
+        in_flight: deque[Future[Result]] = deque(pool.submit(function, item) for item in islice(remaining, threads + 1))
+        while in_flight:
+            result = in_flight.popleft().result()
+            in_flight.extend(pool.submit(function, item) for item in islice(remaining, 1))
             yield result
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def iterate_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """The same items, each taken from where they come in a thread, two of them ahead."""
+    """The same items; a thread takes them from the iterable, up to two ahead."""
     source = iter(items)
     for item in read_ahead(lambda _: next(source, _END), count(), 1):
         if item is _END:
@@ -45,25 +45,25 @@ def iterate_ahead(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def iterate_ahead_if_slow(items: Iterable[Item]) -> Iterator[Item]:
-    """The same items, from a thread where each takes longer to make than to hand over.
+    """The same items, taken by a thread if making an item takes longer than passing it to another thread.
 
-    The first ones come from a thread, and a few after them are made here and timed, which tells.
+    A thread takes the first items. The next few are taken here and timed, to decide about the others.
     """
     source = iter(items)
-    for item in read_ahead(lambda _: next(source, _END), range(SETTLING), 1):
+    for item in read_ahead(lambda _: next(source, _END), range(NUM_WARMUP), 1):
         if item is _END:
             return
         yield item  # type: ignore[misc]
-    took: list[float] = []
+    times: list[float] = []
     num_very_slow = 0
-    while len(took) < TRIED and num_very_slow < ENOUGH:
+    while len(times) < NUM_TIMED and num_very_slow < NUM_VERY_SLOW:
         began = time.perf_counter()
         try:
             item = next(source)
         except StopIteration:
             return
-        took.append(time.perf_counter() - began)
-        num_very_slow += took[-1] > VERY_SLOW
+        times.append(time.perf_counter() - began)
+        num_very_slow += times[-1] > VERY_SLOW_SECONDS
         yield item
-    is_slow = num_very_slow >= ENOUGH or median(took) > HANDING_OVER
+    is_slow = num_very_slow >= NUM_VERY_SLOW or median(times) > HANDOFF_SECONDS
     yield from iterate_ahead(source) if is_slow else source

@@ -1,4 +1,4 @@
-"""What all loaders share: epochs, and going on from an exact position."""
+"""The base class of loaders: epochs, and resuming at an exact position."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from hotrows.data.share import Share
 
 
 class ResumableLoader(ABC):
-    """Counts the batches that were taken from it, which with the epoch is all there is to its state.
+    """A loader whose state is the epoch and the number of batches that were taken from it.
 
-    `state_dict()["batches"]` is that count. Who takes batches ahead of using them (a window of known ids) and wants to
-    go on after the last one used, writes the number of those used there instead.
+    `state_dict()["batches"]` is that number. A caller that takes batches ahead of training, such as `lookahead`, and
+    wants to resume after the last one trained, stores the number of trained batches there instead.
 
-    One iterator at a time: a new one begins the epoch anew, or where `load_state_dict` says.
+    Only one iterator may be used at a time: a new one begins the epoch again, or resumes where `load_state_dict` says.
     """
 
     def __init__(self, share: Share, *, shuffle: bool, seed: int) -> None:
@@ -22,15 +22,15 @@ class ResumableLoader(ABC):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self._taken = 0
+        self._num_taken = 0
         self._resume_at = 0
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        """The batches of an epoch, from number `first` on."""
+        """The batches of an epoch from batch `first` on."""
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a state to mean the same batches."""
+        """The settings that determine the batches: a state is valid only for a loader with equal ones."""
         share = self.share
         return {
             "num_samples": share.num_samples,
@@ -47,12 +47,12 @@ class ResumableLoader(ABC):
 
     def __iter__(self) -> Iterator[Batch]:
         first, self._resume_at = self._resume_at, 0
-        self._taken = first
+        self._num_taken = first
         return self._count(self._batches(self.epoch, first))
 
     def _count(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            self._taken += 1
+            self._num_taken += 1
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
@@ -60,10 +60,10 @@ class ResumableLoader(ABC):
             raise ValueError(f"epoch is {epoch}, it must be 0 or more")
         if epoch != self.epoch:
             self.epoch = epoch
-            self._taken = self._resume_at = 0
+            self._num_taken = self._resume_at = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "batches": self._taken, **self._identity()}
+        return {"epoch": self.epoch, "batches": self._num_taken, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         identity = self._identity()
@@ -79,4 +79,4 @@ class ResumableLoader(ABC):
         epoch, batches = int(state["epoch"]), int(state["batches"])
         if epoch < 0 or not 0 <= batches <= len(self):
             raise ValueError(f"the state says batch {batches} of epoch {epoch}, but an epoch has {len(self)} batches")
-        self.epoch, self._taken, self._resume_at = epoch, batches, batches
+        self.epoch, self._num_taken, self._resume_at = epoch, batches, batches

@@ -1,6 +1,6 @@
 """Small logs in the formats of Criteo, Avazu and Taobao, for tests and the demo.
 
-Ids are skewed as in real logs (Zipf) and labels come from a hidden model, so a trained model's AUC means something.
+Ids are skewed as in real logs (Zipf), and labels are drawn from a hidden model, so a trained model has a better AUC.
 """
 
 import gzip
@@ -37,7 +37,7 @@ _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 def write_criteo_log(path: Path, num_rows: int, seed: int = 0) -> None:
     """Write a log like Criteo's: label, 13 integers, 26 categories, tab-separated, no header.
 
-    About a tenth of the integers and of the categories of some columns are missing. A name that ends in `.gz` is
+    About a tenth of the integers and of the categories of some columns are missing. A file whose name ends in `.gz` is
     compressed.
     """
     random = np.random.default_rng(seed)
@@ -117,12 +117,12 @@ def _chunks(num_rows: int) -> Iterator[int]:
 
 
 def _zipf(random: np.random.Generator, num_ids: int, size: int) -> Ints:
-    """Ids from 0, id k about as often as 1 / (k + 1)."""
+    """Ids from 0, where the frequency of id k is proportional to about 1 / (k + 1)."""
     return (np.power(num_ids + 1.0, random.random(size)).astype(np.int64) - 1).clip(0, num_ids - 1)
 
 
 def _hash(values: Ints) -> Ints:
-    """32 well-mixed bits of each value."""
+    """A 32-bit hash of each value."""
     with np.errstate(over="ignore"):
         mixed = values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -130,7 +130,7 @@ def _hash(values: Ints) -> Ints:
 
 
 def _effects(column: int, ids: Ints) -> Floats:
-    """What each id adds to the hidden model's logit: roughly normal, the same in every log."""
+    """The effect of each id on the hidden model's logit: roughly normal, and the same in every log."""
     bits = _hash(ids + (column << 48) + 7)
     return (((bits & 0xFFFF) + (bits >> 16)) / 65_536.0 - 1.0) * 2.4
 
@@ -144,7 +144,7 @@ def _sigmoid(x: Floats) -> Floats:
 
 
 def _hex(values: Ints, present: npt.NDArray[np.bool_] | None = None) -> Bytes:
-    """Eight hex digits each, uint8 [B, 8]; zeros where not present."""
+    """Eight hexadecimal digits each, uint8 [B, 8]; zeros where a value is not present."""
     digits: Bytes = _HEX_DIGITS[(values[:, None] >> np.arange(28, -4, -4)) & 15]
     return digits if present is None else digits * present[:, None]
 
@@ -162,7 +162,7 @@ def _decimal(values: Ints, present: npt.NDArray[np.bool_] | None = None) -> Byte
 
 
 def _lines(fields: list[Bytes], delimiter: bytes) -> bytes:
-    """Lines of text from columns of characters; zero bytes are left out."""
+    """Lines of text from columns of characters, without their zero bytes."""
     num = len(fields[0])
     parts: list[Bytes] = []
     for number, field in enumerate(fields):

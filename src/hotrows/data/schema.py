@@ -1,6 +1,6 @@
-"""What a data set tells of itself, and what every data set can do.
+"""The description of a data set's columns, and the protocols of data sets and loaders.
 
-A prepared directory and a synthetic one look the same to models, trainer and profile.
+Prepared and synthetic data sets have the same interface for models, trainer and profile.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class Column:
-    """A categorical column: ids from 0 to num_ids - 1, by falling frequency.
+    """A categorical column: ids from 0 to num_ids - 1, in order of falling frequency.
 
     Args:
-        table: the embedding table it looks up in, which several columns may share; by default one of its own name.
-        max_length: ids per sample; 1 for a plain column, more for a sequence, which may be shorter or empty.
+        table: the embedding table of its ids, which several columns may share; by default a table with its own name.
+        max_length: the most ids per sample; 1 for a plain column, more for a sequence, which may be shorter or empty.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Schema:
 
     @property
     def tables(self) -> dict[str, int]:
-        """Rows of every table, in order of first use."""
+        """The number of rows of every table, in order of first use."""
         found: dict[str, int] = {}
         for column in self.categorical:
             found[column.table] = max(column.num_ids, found.get(column.table, 0))
@@ -56,21 +56,21 @@ class Schema:
 
 
 class Loader(Protocol):
-    """Batches of one split. Iterating goes through one epoch, from where `load_state_dict` has put it."""
+    """The batches of one split. Iterating yields one epoch, from the position that `load_state_dict` has set."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """The number of batches of an epoch."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the samples; the same seed and epoch give the same order."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is: after the last batch that was taken from it."""
+        """The position after the last batch that was taken from it."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, with the same batches that would have come."""
+        """Resume at a position, with the same batches that would have followed."""
 
 
 class DataSet(Protocol):

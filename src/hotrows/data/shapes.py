@@ -1,12 +1,12 @@
 """The shapes of the papers' data sets: columns, table sizes, and how skewed each table's lookups are.
 
 Table sizes are those of the full logs: Criteo Kaggle 33,762,577 ids, Criteo Terabyte with its usual cap of 40 M ids a
-table 187,767,399, and Avazu 9,445,823 in its 13 named columns (its 8 anonymous ones are numbers here, as in FreqCache).
+table 187,767,399, and Avazu 9,445,823 in its 13 named columns (its 8 anonymous ones are dense here, as in FreqCache).
 
 Exponents and offsets (`Skew`) were fitted by benchmarks/fit_synthetic.py to samples of the logs. Those of Criteo Kaggle
-were then shifted, all larger tables alike, so that deduplication over all tables keeps 26, 21, 17 and 13% of lookups in
-batches of 1024, 2048, 4096 and 8192, as HECA measured on the full log; they give 26.1, 21.0, 16.7 and 13.2%.
-Of Criteo Terabyte 10,000 samples were there to fit, so of its tail little is known.
+were then shifted, by the same amount for all larger tables, so that deduplication over all tables keeps 26, 21, 17 and
+13% of lookups in batches of 1024, 2048, 4096 and 8192, as HECA measured on the full log; they give 26.1, 21.0, 16.7 and
+13.2%. For Criteo Terabyte only 10,000 samples were available, so the tails of its tables are uncertain.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class ShapeColumn:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a synthetic data set imitates: its days are equally long, and the last is half valid, half test."""
+    """The shape of a data set to imitate. Its days are equally long, and the last one is half valid, half test."""
 
     columns: tuple[ShapeColumn, ...]
     num_dense: int

@@ -1,4 +1,4 @@
-"""Parquet shards of a prepared data set: what is in them, and row groups read into blocks."""
+"""Parquet shards of a prepared data set: their row groups, and a reader that turns these into blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from hotrows.data.schema import Column, Schema
 
 LABEL = "label"
 RARE = 0
-_TILE = 4096  # samples turned from columns to rows at a time, so that they stay in the processor's cache
-_GAP = 16  # numbers between columns: a power of two apart, they would push each other out of the cache
+_TILE = 4096  # samples transposed together, so that they stay in the processor's cache
+_GAP = 16  # values between columns: at distances of a power of two, columns would evict each other from the cache
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ParquetRowGroup:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `start` to `stop` of a row group."""
+    """Rows `start` to `stop` of one row group."""
 
     group: ParquetRowGroup
     start: int
@@ -38,7 +38,7 @@ class Piece:
 
 def list_row_groups(paths: Sequence[Path], schema: Schema) -> list[ParquetRowGroup]:
     """Read the footers, and check that every shard has the columns of the schema."""
-    groups = []
+    row_groups = []
     for path in paths:
         try:
             footer = pq.read_metadata(path)
@@ -47,67 +47,69 @@ def list_row_groups(paths: Sequence[Path], schema: Schema) -> list[ParquetRowGro
         except (OSError, pa.ArrowException) as error:
             raise _damaged(path, error) from error
         _check_columns(path, footer.schema.to_arrow_schema(), schema)
-        groups += [ParquetRowGroup(path, i, footer.row_group(i).num_rows, footer) for i in range(footer.num_row_groups)]
-    return groups
+        row_groups += [
+            ParquetRowGroup(path, i, footer.row_group(i).num_rows, footer) for i in range(footer.num_row_groups)
+        ]
+    return row_groups
 
 
 class BlockReader:
     """Reads pieces of row groups into blocks; may be used from several threads at once.
 
-    An id that the schema's table does not have becomes the id of rare values. The memory of blocks that are given back
-    is used again: what a process gets anew the system has to clear, which is slow.
+    An id that the schema's table does not have is replaced by the id of rare values. Buffers of recycled blocks are
+    used again, because the operating system zeroes newly allocated memory, which is slow.
     """
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._columns = [LABEL, *schema.dense, *(c.name for c in schema.categorical)]
-        self._spare: list[Int32] = []
+        self._free_buffers: list[Int32] = []
 
     def read(self, pieces: Sequence[Piece], order: Int64 | None = None) -> Block:
-        """The samples of the pieces one after the other, or sample order[i] of these in place i."""
+        """The samples of the pieces one after the other, or with `order` sample order[i] of these at position i."""
         schema = self._schema
         plain = () if schema.has_sequences else schema.categorical
         width = len(plain) + len(schema.dense) + 1
         total = sum(piece.stop - piece.start for piece in pieces)
         size = (total + _GAP) * width
-        memory = self._memory(size)
-        # Shuffled, a sample must be one piece of memory. As stored, columns stay columns until a batch is cut.
+        memory = self._buffer(size)
+        # For shuffling a sample must be contiguous. Without it, columns stay columns until a batch is copied.
         columns = memory[:size].reshape(width, total + _GAP)[:, :total]
         rows = columns.T if order is None else memory[: total * width].reshape(total, width)
         ragged = _RaggedIds(schema.categorical) if schema.has_sequences else None
         done = 0
         for piece in pieces:
             table = self._table(piece)
-            found = [_known(_numbers(piece, table, c.name), c.num_ids) for c in plain]
-            found += [_numbers(piece, table, name).view(np.int32) for name in (*schema.dense, LABEL)]
+            found = [_known(_values(piece, table, c.name), c.num_ids) for c in plain]
+            found += [_values(piece, table, name).view(np.int32) for name in (*schema.dense, LABEL)]
             if ragged is not None:
                 ragged.add(piece, table)
             stop = done + len(table)
             if order is None:
                 _stack(found, columns[:, done:stop])
             else:
-                _turn(found, rows[done:stop])
+                _transpose(found, rows[done:stop])
             done = stop
         return Block(rows, len(schema.dense), order, None if ragged is None else ragged.finish(order), memory)
 
-    def give_back(self, block: Block) -> None:
-        """Say that nothing will be cut from the block any more."""
+    def recycle(self, block: Block) -> None:
+        """Reuse the buffer of a block from which no more batches are copied."""
         if block.memory is not None:
-            self._spare.append(block.memory)
+            self._free_buffers.append(block.memory)
 
-    def _memory(self, size: int) -> Int32:
-        # numpy's: its copies let other threads run and, unlike torch's, do not start threads of their own
+    def _buffer(self, size: int) -> Int32:
+        # numpy's copies release Python's global lock and, unlike torch's, start no threads of their own.
         try:
-            spare = self._spare.pop()
-        except IndexError:  # asking first would not do: other threads take from it too
-            spare = np.empty(0, dtype=np.int32)
-        return spare if len(spare) >= size else np.empty(size, dtype=np.int32)
+            buffer = self._free_buffers.pop()
+        except IndexError:  # not checked before: another thread may take the last one in between
+            buffer = np.empty(0, dtype=np.int32)
+        return buffer if len(buffer) >= size else np.empty(size, dtype=np.int32)
 
     def _table(self, piece: Piece) -> pa.Table:
         group = piece.group
         try:
             with pq.ParquetFile(group.path, metadata=group.footer) as file:
-                # several of these run side by side, so each does with one thread
+                # Several threads call this at the same time, so each reads with one thread.
                 table = file.read_row_group(group.number, columns=self._columns, use_threads=False)
         except FileNotFoundError:
             raise _missing(group.path) from None
@@ -117,7 +119,7 @@ class BlockReader:
 
 
 class _RaggedIds:
-    """Any number of ids per sample and column."""
+    """Columns with any number of ids per sample, collected piece by piece."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
@@ -127,7 +129,7 @@ class _RaggedIds:
     def add(self, piece: Piece, table: pa.Table) -> None:
         for column, values, lengths in zip(self._columns, self._values, self._lengths, strict=True):
             if column.max_length == 1:
-                found = _numbers(piece, table, column.name)
+                found = _values(piece, table, column.name)
                 length = np.ones(len(found), dtype=np.int64)
             else:
                 lists = table.column(column.name).combine_chunks()
@@ -152,8 +154,8 @@ def _stack(found: Sequence[Int32], columns: Int32) -> None:
         column[:] = values
 
 
-def _turn(found: Sequence[Int32], rows: Int32) -> None:
-    """Write columns as rows: stacked a tile at a time, then row after row, twice as fast as column after column."""
+def _transpose(found: Sequence[Int32], rows: Int32) -> None:
+    """Write columns as rows, one tile at a time: this is twice as fast as writing one column after the other."""
     tile = np.empty((len(found), _TILE + _GAP), dtype=np.int32)
     for start in range(0, len(rows), _TILE):
         stop = min(start + _TILE, len(rows))
@@ -162,7 +164,7 @@ def _turn(found: Sequence[Int32], rows: Int32) -> None:
         rows[start:stop] = columns.T
 
 
-def _numbers(piece: Piece, table: pa.Table, name: str) -> NDArray[Any]:
+def _values(piece: Piece, table: pa.Table, name: str) -> NDArray[Any]:
     chunks = table.column(name)
     return _array(piece, chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks(), name)
 
@@ -170,7 +172,7 @@ def _numbers(piece: Piece, table: pa.Table, name: str) -> NDArray[Any]:
 def _array(piece: Piece, values: pa.Array, name: str) -> NDArray[Any]:
     if values.null_count:
         raise _nulls(piece, name)
-    # not to_numpy(), which imports pandas
+    # to_numpy() would import pandas.
     array: NDArray[Any] = np.from_dlpack(values)
     return array
 
@@ -181,8 +183,8 @@ def _list_offsets(lists: Any) -> Int64:
 
 
 def _known(ids: Int32, num_ids: int) -> Int32:
-    """The ids, those beyond the vocabulary replaced by the rare one."""
-    unsigned = ids.view(np.uint32)  # a negative id is a very large one
+    """The ids, with those beyond the vocabulary replaced by the id of rare values."""
+    unsigned = ids.view(np.uint32)  # a negative id becomes a very large one
     if unsigned.max(initial=0) < num_ids:
         return ids
     return np.where(unsigned < num_ids, ids, np.int32(RARE))
@@ -205,7 +207,7 @@ def _id_type(column: Column) -> pa.DataType:
 
 
 def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_list(wanted):  # how the values of a list are called differs between writers
+    if pa.types.is_list(wanted):  # the name of a list's value field differs between writers
         return bool(pa.types.is_list(found) and found.value_type == wanted.value_type)
     return bool(found == wanted)
 

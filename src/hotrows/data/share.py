@@ -1,4 +1,4 @@
-"""The part of a split that one rank goes through, and how it is cut into batches."""
+"""The samples of a split that one rank reads, and their division into batches."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 class Share:
     """Samples `start` to `stop` of an epoch's order, in `num_batches` batches.
 
-    The shares of all ranks are disjoint and cover every sample, and all ranks have the same number of batches: where
-    one rank has a sample less and would end a batch early, it puts one sample of its last full batch into another.
-    (With batches of one sample, or fewer samples than ranks, that cannot be, and a rank may have a batch less.)
-    With `drop_last` every batch is full, and the samples that do not fill one on every rank are left out.
+    The shares of all ranks are disjoint and cover every sample, and all ranks have the same number of batches: if a
+    rank has one sample less and would therefore have one batch less, one sample of its last full batch becomes a batch
+    of its own. (With batches of one sample, or fewer samples than ranks, this is impossible, and a rank may have one
+    batch less.) With `drop_last` every batch is full, and samples that do not fill a batch on every rank are dropped.
     """
 
     num_samples: int
@@ -43,7 +43,7 @@ class Share:
         return min(-(-largest // self.batch_size), self.stop - self.start)
 
     def bound(self, batch: int) -> int:
-        """Where a batch begins, counted from `start`; the one before ends there."""
+        """The first sample of a batch, counted from `start`, which is also the end of the batch before."""
         full = batch * self.batch_size
         if self.drop_last:
             return full

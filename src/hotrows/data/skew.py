@@ -1,4 +1,4 @@
-"""How often ids occur: a bounded power law, sampled by its inverse distribution function in whole numbers."""
+"""The distribution of ids: a bounded power law, sampled by its inverse distribution function in integer arithmetic."""
 
 from dataclasses import dataclass
 
@@ -7,24 +7,25 @@ from numpy.typing import NDArray
 
 QUANTILE_BITS = 11
 NUM_QUANTILES = 1 << QUANTILE_BITS
-POINT_BITS = 16  # quantiles are fixed-point numbers with so many bits behind the point
+POINT_BITS = 16  # fractional bits of quantiles, which are fixed-point numbers
 
 
 @dataclass(frozen=True)
 class Skew:
-    """The density over [0, num_ids) falls as (x + offset) ** -exponent, and an id has that of [id, id + 1).
+    """A Zipf-Mandelbrot law: the density at x in [0, num_ids) is proportional to (x + offset) ** -exponent.
 
-    (A Zipf-Mandelbrot law.) A larger exponent gives the first ids more, a larger offset makes them more alike.
+    An id has the probability of [id, id + 1). A larger exponent concentrates lookups on the first ids, a larger offset
+    makes the probabilities of the first ids more equal.
     """
 
     exponent: float
     offset: float
 
     def quantiles(self, num_ids: int) -> NDArray[np.int64]:
-        """Where each of NUM_QUANTILES equal parts of all lookups begins, and the end: int64 [NUM_QUANTILES + 1].
+        """The bounds of NUM_QUANTILES parts that have equal shares of all lookups: int64 [NUM_QUANTILES + 1].
 
-        Within a part ids are equally likely, so that drawing one takes a look into this table and nothing that is
-        rounded: every device draws the same ids, and the memory it takes does not grow with the number of ids.
+        Within a part all ids are equally likely, so drawing an id takes one read of this table and integer arithmetic:
+        every device draws the same ids, and the size of the table does not depend on the number of ids.
         """
         share = np.linspace(0.0, 1.0, NUM_QUANTILES + 1)
         power = 1.0 - self.exponent
@@ -32,7 +33,7 @@ class Skew:
             x = self.offset * ((num_ids + self.offset) / self.offset) ** share - self.offset
         else:
             low, high = self.offset**power, (num_ids + self.offset) ** power
-            with np.errstate(divide="ignore"):  # where the last ids hardly ever occur, rounding may lead beyond them
+            with np.errstate(divide="ignore"):  # if the last ids are very rare, rounding may give a bound beyond them
                 x = (low + share * (high - low)) ** (1.0 / power) - self.offset
         quantiles = np.rint(np.clip(x, 0, num_ids) * 2.0**POINT_BITS).astype(np.int64)
         quantiles[0], quantiles[-1] = 0, num_ids << POINT_BITS
@@ -40,6 +41,6 @@ class Skew:
 
 
 def cumulative_share(quantiles: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The share of lookups that go to smaller ids than each of these."""
+    """For each of these ids, the share of lookups of smaller ids."""
     whole = np.arange(len(quantiles)) / (len(quantiles) - 1)
     return np.interp(ids.astype(np.float64) * 2.0**POINT_BITS, quantiles.astype(np.float64), whole)

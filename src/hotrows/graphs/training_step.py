@@ -23,7 +23,7 @@ from hotrows.loop.ticket import Flight
 from hotrows.nn.accumulation import CapturedUpdates
 from hotrows.nn.base import Ahead, CachedModule
 from hotrows.nn.lookups import on_device
-from hotrows.ops.row_optimizer import numbers
+from hotrows.ops.row_optimizer import coefficients
 from hotrows.runtime.capture import GraphCapture
 from hotrows.runtime.host_copy import HostCopy
 from hotrows.runtime.streams import CudaEvent, Event, PooledEvent, current_stream, event_pool, record_event
@@ -339,7 +339,7 @@ class _Part:
         self.group = group
         self.memory = _memory(group)
         self._rule = group.optimizer.rule
-        count = len(numbers(self._rule, group.optimizer.hyper(1)))
+        count = len(coefficients(self._rule, group.optimizer.hyper(1)))
         self.pinned = torch.zeros(count, dtype=torch.float32, pin_memory=True)
         self.on_device = torch.zeros(count, dtype=torch.float32, device=device)
         self._write = self.pinned.numpy()
@@ -349,7 +349,7 @@ class _Part:
         hyper = self.group.next_step()
         if hyper != self._hyper:
             # the recording was replayed last for a batch whose seat has been taken again, so it has read the old ones
-            self._write[:] = numbers(self._rule, hyper)
+            self._write[:] = coefficients(self._rule, hyper)
             self._hyper = hyper
 
 

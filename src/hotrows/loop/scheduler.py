@@ -1,255 +1,460 @@
-"""The pipeline of one group: batches announced, planned ahead of their turn, and their rows on the way.
+"""The scheduler of a cache: owns the tickets of its batches and decides when each is announced, planned and released.
 
-The host reads the counts of a plan a turn after it was queued (two in a ring, which is hardly waited for then). Where
-the batches in flight leave no room for the next one, its plan is made again later, and fewer batches are planned ahead
-from then on, unless they are sure to fit. Before none is, the batch that has trained no longer stays in flight for a
-turn more. Now and then one more is tried, with one batch: no other is planned after it until the host knows whether it
-fits, lest that one have its room, and be the older plan then, which keeps all slots taken since from being taken again.
-What is tried is looked at sooner, so that it can still be planned again before its turn.
+The rules that make the result exact (docs/architecture.md gives the argument):
+
+1. The planner is the only writer of the index, and plans one batch after the other.
+2. All moves run in the order of the plans (`cache.streams`): a row's eviction is done before any later fetch of it.
+3. A plan takes no slot that a batch in flight uses, and its moves wait for the batches released when it was made.
+4. A batch waits for its own moves, and for nothing else.
+5. The current value of a row is in its slot if the index knows the row, else in the store. The overflow buffer holds
+   copies, which are written back only if nothing was planned since they were read.
 """
 
+import time
 from collections import deque
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from hotrows.cache import maintenance, overflow
+from hotrows.cache.planning.id_columns import IdColumns
+from hotrows.cache.planning.protocol import Counts, Placement, Plan
 from hotrows.cache.row_cache import RowCache
-from hotrows.loop.ticket import Flight, Request
+from hotrows.cache.row_updater import RowUpdater
+from hotrows.cache.stale_reads import StaleReads
+from hotrows.cache.stats import Stats
+from hotrows.cache.streams import CacheStreams
+from hotrows.loop.bad_ids import BadIdChecks
+from hotrows.loop.coalescing import Coalescing, readback_of
+from hotrows.loop.graph_planning import GraphPlanning
+from hotrows.loop.in_flight import InFlight
+from hotrows.loop.ticket import BatchTicket, CheckedRows, CoalescedBatches, TicketState
+from hotrows.ops.unique import UniqueRows
+from hotrows.runtime.readback import Readback, start_readback
+from hotrows.runtime.streams import Event, record_event
 
-LAG_IN_RING = 2  # turns after which the host looks at a plan
-PATIENCE = 32  # turns until one batch more is planned ahead than there was room for; then twice as long
-MOST_PATIENCE = 1024
-
-
-class _Trial(Enum):
-    """What may not fit."""
-
-    PLACE = "one batch more is planned ahead"
-    LAST = "the batch before the current one stays in flight"
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A batch that has not come. Without a flight it is to be planned."""
-
-    request: Request
-    flight: Flight | None = None
-    turn: int = 0  # in which it was planned
-    place: int = 0  # how many batches were to come before it then
-    beside_last: bool = False  # whether the batch before the current one was in flight then
-    tries: _Trial | None = None  # what was not known to fit then
-    seen: bool = False  # the plan fitted
+if TYPE_CHECKING:  # needs Triton
+    from hotrows.cache.planning.planning_graph import PlanningGraph
 
 
-class Pipeline:
-    """Args:
-    depth: how many batches after the current one have their rows in the cache or on the way there.
+class Scheduler:
+    """Everything about one cache that happens in an order.
+
+    Attributes:
+        coalesce: how many batches are planned as one. None lets the planning graph choose by their size, and plans
+            batches outside of it one by one.
     """
 
-    def __init__(self, group: RowCache, depth: int) -> None:
-        self._group = group
-        self._depth = depth
-        self._coming: deque[_Entry] = deque()
-        self._turn = 0
-        self._reach = self._full = depth + LAG_IN_RING  # how many batches after the current one are planned
-        self._known_reach = self._full  # that there was room for, or that none has failed with yet
-        self._patience = PATIENCE
-        self._changed = 0  # turn in which the reach did
-        self._current: tuple[Request, Flight | None] | None = None
-        self._last: Flight | None = None  # kept in flight for one turn more
-        self._keeps_last = self._known_keeps_last = True  # whether there is room for that, and is known to be
-        self._last_changed, self._last_patience = 0, PATIENCE  # as for the reach
+    def __init__(self, cache: RowCache, updater: RowUpdater) -> None:
+        self.cache = cache
+        self.updater = updater
+        self.device = cache.device
+        self.streams = CacheStreams(cache.device)
+        self.in_flight = InFlight(cache.num_slots, cache.device)
+        self.bad_ids = BadIdChecks(updater)
+        self.coalesce: int | None = None
+        self.stale_reads: StaleReads | None = None
+        self.graph_planning = GraphPlanning(self)
+        self.coalescing = Coalescing(self)
+        self.is_separate = False  # batches are planned one by one in this loop, because several had no room as one
+        self.uses_graph = self.reason_without_graph() is None
+        self._unresolved: deque[BatchTicket] = deque()  # planned; their counts are on the way to the host
+        self._uncounted: deque[BatchTicket | CoalescedBatches] = deque()
+        self._release_later: deque[BatchTicket] = deque()
+        self._next_batch_number = 0
 
-    def announce(self, request: Request) -> None:
-        """A batch that comes after all announced before."""
-        self._coming.append(_Entry(request))
+    # -- announcing -------------------------------------------------------------------------------------------------
 
-    def turn(self) -> tuple[Request, Flight | None]:
-        """The next batch; its plan, or None if it must be planned on the spot because it does not fit the cache."""
-        if self._current is not None:
-            self.finish()
-        self._turn += 1
-        self._advance()
-        self._group.seating.end_turn()
-        entry = self._coming.popleft()
-        self._current = entry.request, entry.flight
-        if self._group.stale_reads is not None:
-            self._read_early()
-        return self._current
+    def open_loop(self, depth: int, window: int) -> None:
+        """A loop begins that looks this far ahead."""
+        self.is_separate = False
+        self.coalescing.open()
+        self.graph_planning.open(depth, window)
 
-    def _read_early(self) -> None:
-        """Read the rows of the next batch, where they are on their way."""
-        if self._coming and self._coming[0].flight is not None and self._coming[0].seen:
-            self._group.read_early(self._coming[0].flight)
+    def announce_rows(
+        self,
+        make: Callable[[], CheckedRows],
+        describe: Callable[[list[int]], str] | None = None,
+        ids: tuple[Tensor, ...] = (),
+        to_policy: bool = False,
+    ) -> BatchTicket:
+        """Find the unique rows of a batch in the planning stream.
 
-    def finish(self) -> None:
-        """The current batch is done with.
-
-        In a ring it stays in flight for one turn more, where there is room: the next plan and its moves then wait for
-        the batch before it, and run while it still trains.
+        Args:
+            make: makes the rows from tensors of the caller's stream, and keeps these tensors alive.
+            describe: words for what `CheckedRows.bad` found.
+            ids: the user's tensors that decide the rows.
+            to_policy: also tell the policy that the batch will come.
         """
-        if self._current is not None:
-            request, flight = self._current
-            self._current = None
-            self._let_last_go()
-            if flight is None:
-                self._group.withdraw(request)  # does nothing if it was planned on the spot
-            elif flight.seat is not None and self._depth > 0 and self._keeps_last:
-                self._last = flight
-            else:
-                self._group.drop(flight)
+        self.catch_up()
+        num_coalesced = 1 if self.is_separate else self.coalesce or 1
+        number = None
+        if to_policy:
+            self.graph_planning.flush_announcement()  # batches are announced in their order
+            if num_coalesced == 1:
+                self.coalescing.flush()
+                number = self.next_batch_number()
+        cache, found = self.cache, list[tuple[UniqueRows, Tensor | None, Readback | None]]()
 
-    def close(self) -> None:
-        """Forget the batches that have not come. Rows on their way arrive, and simply are in the cache."""
-        self.finish()
-        self._let_last_go()
-        while self._coming:
-            entry = self._coming.popleft()
-            if entry.flight is not None and not entry.seen:
-                self._look(entry)
-            if entry.flight is not None:
-                self._group.forget(entry.flight)
-                self._group.drop(entry.flight)
-            else:
-                self._group.withdraw(entry.request)
+        def work() -> Tensor:
+            checked = make()
+            unique, by_table = cache.find_unique(checked.rows)
+            if number is not None:
+                cache.planner.announce(unique, number)
+            found.append((unique, by_table, None if checked.bad is None else start_readback(checked.bad)))
+            return unique.num
 
-    def _advance(self) -> None:
-        """Look at plans made some turns ago; plan the batch whose turn it is, and more ahead of theirs."""
-        coming, turn = self._coming, self._turn
-        for entry in coming:
-            if entry.seen:
-                continue
-            if entry.flight is None:
-                break
-            if entry.turn <= turn - self._lag(entry):
-                self._look(entry)
-        self._try_more()
-        # the batch whose turn it is, and `depth` more, are looked at; those after them will be
-        first = coming[0].flight if coming else None
-        last = self._depth + (1 if first is None or first.seat is None else LAG_IN_RING)
-        for place, entry in enumerate(coming):
-            if place > 0 and entry.flight is not None:
-                if entry.tries is not None:
-                    return
-                continue
-            if place > last or (place > self._reach and not self._group.surely_fits(entry.request)):
-                return
-            if entry.request.error is not None:
-                if place > 0:
-                    return  # those before it train
-                raise RuntimeError("the rows of this batch could not be found ahead") from entry.request.error
-            if place == 0 and entry.flight is not None and not entry.seen:
-                self._look(entry)
-            while entry.flight is None:
-                flight = self._plan(place)
-                if place > self._depth or (place > 0 and flight.seat is not None):
-                    if entry.tries is not None:
-                        return
-                    break
-                looked_at_all, beside_last = flight.plan.looked_at_all, entry.beside_last
-                if not self._look(entry) and looked_at_all:
-                    if not beside_last:
-                        return
-                    self._let_last_go()  # and try again
+        unique_count, event = self.streams.submit_plan_with_readback(work, [record_event(self.device)])
+        unique, by_table, bad = found[0]
+        if bad is not None:
+            bad.completes_at(event)
+        ticket = BatchTicket(unique, ids, unique_count, bad, describe, by_table, number, event)
+        self.streams.keep_alive_until((ticket, make), event)
+        if to_policy and num_coalesced > 1:
+            self.coalescing.add(ticket, num_coalesced)
+        elif to_policy:
+            self.count_later(ticket)
+        return ticket
 
-    def _lag(self, entry: _Entry) -> int:
-        """Turns after which the host looks at a plan."""
-        assert entry.flight is not None
-        if entry.flight.seat is None:
-            return 1
-        return LAG_IN_RING if entry.tries is None else max(1, min(LAG_IN_RING, entry.place - 1))
+    def announce_ids(self, ids: Tensor, columns: IdColumns, describe: Callable[[list[int]], str]) -> BatchTicket | None:
+        """Announce a batch of one id per bag in the planning graph; None if the graph does not take this batch."""
+        return self.graph_planning.announce(ids, columns, describe) if self.uses_graph else None
 
-    def _try_more(self) -> None:
-        """Now and then, plan one batch more ahead, or let the last one stay in flight again; one at a time."""
-        if self._reach == self._full and self._keeps_last:
+    def copy_of(self, ticket: BatchTicket) -> BatchTicket:
+        """A ticket of the same batch, to be planned once more. The policy does not know of it."""
+        return BatchTicket(
+            ticket.unique, ticket.ids, ticket.unique_count, ticket.bad_id, ticket.describe, ticket.rows_by_table,
+            announced=ticket.announced, checked=ticket.checked,
+        )  # fmt: skip
+
+    def withdraw(self, ticket: BatchTicket) -> None:
+        """An announced batch will not be planned."""
+        self.separate(ticket)
+        if ticket.batch_number is not None:
+            number, ticket.batch_number = ticket.batch_number, None
+            planner = self.cache.planner
+            event = self.streams.submit_plan(lambda: planner.withdraw(ticket.unique, number))
+            self.streams.keep_alive_until(ticket, event)
+        ticket.move_to(TicketState.RELEASED)
+
+    def separate(self, ticket: BatchTicket) -> None:
+        """Take a ticket out of the batches it was coalesced with: each is planned by itself from now on."""
+        if ticket.coalesced is None:
             return
-        if any(entry.tries is not None for entry in self._coming):
-            return
-        if self._reach < self._full:
-            # where little is planned ahead, there is more to win than a plan made in vain costs
-            patience = min(self._patience, PATIENCE // 2 * (self._reach + 1))
-            if self._reach == self._known_reach and self._turn - self._changed >= patience:
-                self._reach, self._changed = self._reach + 1, self._turn
+        if ticket.coalesced.request_buffer >= 0:
+            self.graph_planning.separate(ticket)
+        else:
+            self.coalescing.separate(ticket.coalesced)
+
+    def stop_coalescing(self, ticket: BatchTicket) -> None:
+        """Coalesced batches had no room as one plan: in this loop, plan batches one by one from now on."""
+        if ticket.coalesced is not None and len(ticket.coalesced.tickets) > 1:
+            self.separate(ticket)
+            self.is_separate = True
+
+    def next_batch_number(self) -> int:
+        """The number under which the next batch is announced to the policy."""
+        self._next_batch_number += 1
+        return self._next_batch_number - 1
+
+    def count_later(self, announced: BatchTicket | CoalescedBatches) -> None:
+        """Tell the policy how many rows were announced once the host has read it back."""
+        self._uncounted.append(announced)
+
+    def note_unique_counts(self, wait: bool) -> None:
+        while self._uncounted:
+            announced = self._uncounted[0]
+            readback = readback_of(announced)
+            found = readback.result() if wait else readback.poll()
+            if found is None:
                 return
-        if not self._keeps_last and self._reach > 0 and self._turn - self._last_changed >= self._last_patience:
-            self._keeps_last, self._last_changed = True, self._turn
+            self._uncounted.popleft()
+            if announced.batch_number is not None:
+                self.cache.planner.note_unique_count(announced.batch_number, found[0])
 
-    def _plan(self, place: int) -> Flight:
-        """Plan the batch that so many come before, and its party: batches that come right after it."""
-        first = self._coming[place]
-        next_place, beside_last, tries = place, self._last is not None, None
-        if self._known_reach < place <= self._reach:
-            tries = _Trial.PLACE
-        elif beside_last and not self._known_keeps_last and place >= self._reach:
-            tries = _Trial.LAST
-        for flight in self._group.plan_ahead(first.request, soon=place <= 1):
-            entry = self._coming[next_place] if next_place < len(self._coming) else None
-            if entry is None or entry.request is not flight.request:
-                self._group.drop(flight)  # of a batch that does not come: announcing it to another group has failed
-                continue
-            entry.flight, entry.turn, entry.place, entry.seen = flight, self._turn, next_place, False
-            entry.beside_last, entry.tries = beside_last, tries
-            next_place += 1
-        assert first.flight is not None
-        return first.flight
+    # -- planning -----------------------------------------------------------------------------------------------------
 
-    def _look(self, entry: _Entry) -> bool:
-        """See whether a plan fitted; where it did not, the batch has none again."""
-        assert entry.flight is not None
-        flight, entry.seen = entry.flight, self._group.resolve(entry.flight)
-        tries, entry.tries = entry.tries, None
-        if entry.seen:
-            if tries is _Trial.PLACE:
-                self._known_reach = max(self._known_reach, min(entry.place, self._reach))
-            elif tries is _Trial.LAST:
-                self._known_keeps_last = self._keeps_last
+    @property
+    def planning_graph(self) -> "PlanningGraph | None":
+        """The planning graph for batches of one shape, once there is one."""
+        return self.graph_planning.graph
+
+    def reason_without_graph(self) -> str | None:
+        """Why no batch is planned in a graph; None if batches of a suitable shape are."""
+        if self.device.type != "cuda":
+            return f"the bags are on {self.device}"
+        if self.cache.transfer.waits or self.cache.store.waits:
+            return "the host waits for the device to move rows"
+        if self.cache.numbering is not None:
+            return "the store has the rows in an order of its own"
+        if self.stale_reads is not None:
+            return "rows are read early, when they are fetched"  # a captured step has no waits between reads and updates
+        return self.cache.planner.reason_without_kernels()
+
+    def plan_ahead(self, ticket: BatchTicket, soon: bool = False) -> list[BatchTicket]:
+        """Plan a batch before its iteration: every row gets a slot, or nothing changes. `resolve` tells which.
+
+        Returns:
+            The tickets that were planned: this one, and those it was coalesced with, which come right after it.
+
+        Args:
+            soon: its iteration is this one or the next.
+        """
+        self.catch_up()
+        self._resolve_unmoved()
+        self.cache.check()
+        tickets = self.graph_planning.plan(ticket, soon)
+        if not tickets:
+            if ticket.coalesced is not None and ticket.coalesced.request_buffer >= 0:
+                self.separate(ticket)
+            tickets = self._plan_eagerly(ticket, Placement.ATOMIC)
+        self._put_in_flight(tickets, takes_slots=True)
+        return tickets
+
+    def plan_now(self, ticket: BatchTicket, placement: Placement) -> None:
+        """Plan a batch in its iteration. Rows without a slot are copied to the overflow buffer."""
+        self.catch_up()
+        self._resolve_unmoved()
+        self.cache.check()
+        self.separate(ticket)
+        self._plan_eagerly(ticket, placement, after=(record_event(self.device),))
+        self._put_in_flight([ticket], takes_slots=placement is not Placement.READ_ONLY)
+        if placement is not Placement.READ_ONLY:
+            ticket.batch_number = None  # the policy knows that it has come
+            self.cache.stats.on_the_spot += 1
+        may_overflow = self._may_overflow(placement)
+        if may_overflow or self.device.type != "cuda":
+            self.resolve_all()
+            assert may_overflow or not ticket.overflows
+        else:
+            self._move(ticket)
+
+    def fits_surely(self, ticket: BatchTicket) -> bool:
+        """True if a batch, and those it was coalesced with, fit beside those in flight for all the host knows."""
+        num_batches = 1 if ticket.coalesced is None else len(ticket.coalesced.tickets)
+        num_rows = num_batches * ticket.unique.rows.numel()
+        return self.in_flight.surely_fits(num_rows, self.cache.num_pinned, self.cache.planner.plan_number + 1)
+
+    def must_scan_all(self, ticket: BatchTicket) -> bool:
+        """All slots must be searched for victims: part of them may be pinned, or was too small before."""
+        return ticket.was_rejected or self.cache.num_pinned > 0
+
+    def _plan_eagerly(
+        self, ticket: BatchTicket, placement: Placement, after: tuple[Event, ...] = ()
+    ) -> list[BatchTicket]:
+        tickets, unique, number, parts = [ticket], ticket.unique, ticket.batch_number, None
+        coalesced = ticket.coalesced
+        if coalesced is not None:
+            self.coalescing.flush()
+            assert coalesced.union is not None
+            tickets, unique, parts, number = coalesced.tickets, coalesced.union, coalesced.parts, coalesced.batch_number
+        scan_all = placement is not Placement.ATOMIC or self.must_scan_all(ticket)
+        planner, oldest = self.cache.planner, self.in_flight.oldest
+        made: list[tuple[Plan, Readback]] = []
+
+        def work() -> None:
+            plans = planner.plan(unique, placement, oldest, number, scan_all, parts)
+            made.extend((plan, start_readback(plan.counts)) for plan in plans)
+
+        event = self.streams.submit_plan(work)
+        # What was released before this plan was made is what its moves wait for.
+        move_after = (*self.in_flight.released, *after)
+        for planned, (plan, readback) in zip(tickets, made, strict=True):
+            readback.completes_at(event)
+            planned.plan, planned.placement, planned.counts_readback = plan, placement, readback
+            planned.planned, planned.move_after = event, move_after
+            planned.leader = None if planned is tickets[0] else tickets[0]
+            planned.plan_buffer = None
+            planned.move_to(TicketState.PLANNED)
+        return tickets
+
+    def _put_in_flight(self, tickets: list[BatchTicket], takes_slots: bool) -> None:
+        self.in_flight.add(tickets, takes_slots)
+        self._unresolved.extend(tickets)
+
+    def _may_overflow(self, placement: Placement) -> bool:
+        """True if rows of the last plan may have no slot, for all the host knows without waiting."""
+        planner = self.cache.planner
+        if planner.holds_all_rows:
+            return False
+        if placement is Placement.READ_ONLY or not planner.any_slot:
             return True
-        entry.flight = None
-        self._forget_party(flight)
-        if flight.plan.looked_at_all:
-            self._group.seating.keep_apart(entry.request)
-            self._learn(entry, tries)
-        return False
+        return self.in_flight.may_be_full(self.cache.num_pinned)
 
-    def _learn(self, entry: _Entry, tries: _Trial | None) -> None:
-        """A batch had no room.
+    # -- resolving readbacks --------------------------------------------------------------------------------------------
 
-        What was tried is given up. Otherwise batches after it may have been planned meanwhile, and have taken the room
-        it needs. So fewer are planned ahead from then on: it is nearer batches that must not fail. The next one is
-        planned all the same where it was the last one that took its room, which does not stay from then on.
+    def resolve(self, ticket: BatchTicket) -> bool:
+        """Read the counts of a plan back, waiting if needed. True if it fits: then its moves are queued."""
+        while ticket.counts is None:
+            self._resolve_first()
+        return bool(ticket.counts.fits)
+
+    def resolve_all(self) -> None:
+        while self._unresolved:
+            self._resolve_first()
+
+    def catch_up(self) -> None:
+        """Take note of what has happened meanwhile, without waiting for anything."""
+        while self._release_later:
+            self.release(self._release_later.popleft())
+        self.streams.free_completed()
+        self.note_unique_counts(wait=False)
+        while self._unresolved:
+            first = self._unresolved[0]
+            assert first.counts_readback is not None
+            if first.ready is None or first.counts_readback.poll() is None:
+                return
+            self._resolve_first()
+
+    def _resolve_unmoved(self) -> None:
+        """Queue the moves of every plan that was made before."""
+        for ticket in self._unresolved:
+            if ticket.ready is None:
+                self.resolve_all()
+                return
+
+    def _resolve_first(self) -> None:
+        readback = self._unresolved[0].counts_readback
+        assert readback is not None
+        numbers = readback.result()  # may wait; after a Ctrl-C there, the ticket is still unresolved
+        ticket = self._unresolved.popleft()
+        assert ticket.plan is not None
+        counts = ticket.counts = Counts(*numbers)
+        cache = self.cache
+        cache.planner.resolve(ticket.plan, counts, ticket.placement)
+        cache.count_plan(counts, ticket.placement, ticket.plan.scanned_all and ticket.leader is None)
+        if not counts.fits:
+            self._reject(ticket)
+            return
+        if ticket.plan_buffer is not None:
+            self.graph_planning.free_request_buffer(ticket)
+            ticket.unique = ticket.plan.unique
+        ticket.coalesced = None
+        if ticket.ready is None:
+            self._move(ticket)
+            if counts.overflow:
+                self._read_overflow(ticket, counts.overflow)
+        elif ticket.state is TicketState.PLANNED:  # the planning graph has moved its rows
+            ticket.move_to(TicketState.READY)
+
+    def _reject(self, ticket: BatchTicket) -> None:
+        assert ticket.planned is not None
+        ticket.was_rejected = True
+        self.in_flight.remove(ticket)
+        if ticket.plan_buffer is not None:
+            self.graph_planning.free_plan_buffer(ticket)
+        self.streams.keep_alive_until(ticket.plan, ticket.planned)
+        ticket.move_to(TicketState.REJECTED)
+
+    def announce_again(self, ticket: BatchTicket) -> None:
+        """A rejected batch is to be planned again."""
+        ticket.move_to(TicketState.ANNOUNCED)
+        ticket.plan = ticket.counts = ticket.counts_readback = ticket.planned = ticket.ready = None
+        ticket.plan_buffer = ticket.ahead = None
+
+    # -- moving -----------------------------------------------------------------------------------------------------
+
+    def _move(self, ticket: BatchTicket) -> None:
+        """Queue the moves of a plan that was made outside the planning graph."""
+        assert ticket.planned is not None
+        ticket.move_to(TicketState.READY)
+        if self.cache.holds_all_rows:
+            ticket.ready = ticket.planned
+            return
+        if ticket.leader is not None:
+            ticket.ready = ticket.leader.ready
+            return
+        cache, plan = self.cache, ticket.plan
+        assert plan is not None
+        ticket.ready = self.streams.submit_move(
+            lambda: cache.move_planned(plan), (ticket.planned, *ticket.move_after)
+        )  # fmt: skip
+
+    def _read_overflow(self, ticket: BatchTicket, num: int) -> None:
+        cache, plan = self.cache, ticket.plan
+        assert plan is not None
+        try:
+            overflow.reserve(cache, self.streams, num)
+        except BaseException:
+            self.release(ticket)  # its rows are where the index says; only the copies could not be made
+            raise
+        ticket.ready = self.streams.submit_move(lambda: cache.read_overflow(plan), (self.streams.last_plan,))
+
+    def acquire(self, ticket: BatchTicket) -> Plan:
+        """Make the caller's stream wait until the rows of a plan are there."""
+        self.cache.check()
+        assert ticket.ready is not None
+        assert ticket.plan is not None
+        self.wait_event(ticket.ready)
+        return ticket.plan
+
+    def wait_event(self, event: Event) -> None:
+        """Make the caller's stream wait for an event, and count the stall if it is not complete."""
+        if event.query():
+            event.wait()  # raises if the moves failed
+            return
+        start = time.perf_counter()
+        event.wait()
+        self.cache.stats.stalls += 1
+        self.cache.stats.stall_seconds += time.perf_counter() - start
+
+    # -- retaining and releasing --------------------------------------------------------------------------------------
+
+    def retain(self, ticket: BatchTicket) -> None:
+        ticket.references += 1
+
+    def release(self, ticket: BatchTicket) -> None:
+        """Give up one reference. With the last one, the ticket's slots may be evicted."""
+        ticket.references -= 1
+        if ticket.references > 0:
+            return
+        last_uses = [] if ticket.has_single_use else [record_event(self.device)]
+        if ticket.last_use is not None:
+            last_uses.append(ticket.last_use)
+        ticket.move_to(TicketState.RELEASED)
+        if ticket.plan_buffer is not None:
+            self.graph_planning.free_plan_buffer(ticket, last_uses)
+        self.in_flight.remove(ticket, last_uses)
+        assert ticket.ready is not None
+        if ticket.plan_buffer is None:  # the memory of a plan buffer stays
+            self.streams.keep_alive_until(ticket, *last_uses, ticket.ready)
+
+    def release_later(self, ticket: BatchTicket) -> None:
+        """`release`, from any thread at any time. It takes effect before the next plan."""
+        self._release_later.append(ticket)
+
+    def note_use(self, ticket: BatchTicket, event: Event | None = None) -> None:
+        """The caller's stream has used a ticket's plan and slots. The stream that releases it may be another one.
+
+        Args:
+            event: recorded behind the use, if it was the only one.
         """
-        reach = entry.place - (1 if entry.place <= LAG_IN_RING + 1 else 2)
-        if tries is _Trial.PLACE:
-            reach = min(self._known_reach, entry.place - 1)
-        elif tries is _Trial.LAST:
-            reach = self._reach
-            self._keep_no_last()
-        elif entry.place <= 1 and entry.beside_last:
-            reach = entry.place
-            self._keep_no_last()
-        if reach < self._reach:
-            self._reach, self._changed = max(0, reach), self._turn
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
-        self._known_reach = min(self._known_reach, self._reach)
+        ticket.last_use = event or record_event(self.device)
+        ticket.has_single_use = event is not None
+        if ticket.is_released:
+            self.streams.keep_alive_until(ticket, ticket.last_use)
+            self.graph_planning.note_use(ticket, ticket.last_use)
 
-    def _forget_party(self, flight: Flight) -> None:
-        """Where a plan did not fit, those of its party did not."""
-        party = flight.request.party
-        for entry in self._coming:
-            if entry.flight is not None and party is not None and entry.request.party is party:
-                self._group.resolve(entry.flight)
-                entry.flight = entry.tries = None
+    # -- the cache as a whole -------------------------------------------------------------------------------------------
 
-    def _keep_no_last(self) -> None:
-        if self._keeps_last:
-            # it was tried again a moment ago, in vain, or a batch is larger than others
-            in_vain = not self._known_keeps_last
-            self._last_patience = min(2 * self._last_patience, MOST_PATIENCE) if in_vain else PATIENCE
-            self._keeps_last, self._last_changed = False, self._turn
-        self._known_keeps_last = False
-        self._let_last_go()
+    def flush(self) -> None:
+        """Write every row of the cache back to the store, and wait for it."""
+        self.resolve_all()
+        maintenance.write_back_all(self.cache, self.streams)
+        self.cache.store.flush()
 
-    def _let_last_go(self) -> None:
-        """Let the batch before the current one land."""
-        if self._last is not None:
-            last, self._last = self._last, None
-            self._group.drop(last)
+    def reload(self) -> None:
+        """Read every row of the cache again, after the store was written from outside."""
+        self.resolve_all()
+        maintenance.read_again_all(self.cache, self.streams)
+        self.cache.planner.plan_number += 1  # copies in the overflow buffer are no longer the latest
+        for ticket in self.in_flight:
+            ticket.stale_read = None
+
+    def totals(self) -> Stats:
+        """The statistics, with everything counted that was queued so far."""
+        self.resolve_all()
+        if self.stale_reads is not None:
+            self.cache.stats.stale = self.stale_reads.num_stale()
+        return self.cache.stats

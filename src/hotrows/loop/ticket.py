@@ -1,14 +1,25 @@
-"""What goes through a group: the rows of a batch, its plan in flight, its gradients."""
+"""The ticket of a batch: the one object that goes through a cache with it, from its announcement to its release.
 
-from collections.abc import Callable
+    ANNOUNCED ──▶ PLANNED ──▶ READY ──▶ TRAINED ──▶ RELEASED
+        ▲             │
+        └── REJECTED ◀┘   the plan had no room: the ticket is announced again and planned later
+
+Each stage fills its part of the ticket. A batch has one ticket for each cache that it looks rows up in.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from operator import attrgetter
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from hotrows.cache.planning.planner import Counts, Placement, Plan
+from hotrows.cache.planning.protocol import Counts, Part, Placement, Plan
 from hotrows.cache.stale_reads import StaleRead
 from hotrows.errors import BadIdError
-from hotrows.ops.segment_sum import segment_sum
+from hotrows.loop.depth_controller import Probe
 from hotrows.ops.unique import UniqueRows
 from hotrows.runtime.readback import Readback
 from hotrows.runtime.streams import Event
@@ -16,107 +27,178 @@ from hotrows.runtime.streams import Event
 NOTHING_BAD = 0
 
 
-@dataclass
-class Rows:
-    """The rows a batch looks up, made in the planning lane.
+class TicketState(Enum):
+    ANNOUNCED = "announced"  # its unique rows are being found
+    PLANNED = "planned"  # its plan is queued; the host does not know yet whether it fits
+    REJECTED = "rejected"  # the plan did not fit beside the batches in flight, and changed nothing
+    READY = "ready"  # its moves are queued: the caller's stream waits for `ready` and trains
+    TRAINED = "trained"  # its iteration is over; an open autograd graph, or the next iteration, still retains it
+    RELEASED = "released"  # nobody retains it: its slots may be evicted
 
-    `bad` is int64 [3] (what, position, value), `what` being NOTHING_BAD if all is well; a batch that is not well has
+
+_NEXT = {
+    TicketState.ANNOUNCED: {TicketState.PLANNED, TicketState.RELEASED},
+    TicketState.PLANNED: {TicketState.READY, TicketState.REJECTED},
+    TicketState.REJECTED: {TicketState.ANNOUNCED},
+    TicketState.READY: {TicketState.TRAINED, TicketState.RELEASED},
+    TicketState.TRAINED: {TicketState.RELEASED},
+    TicketState.RELEASED: set(),
+}
+
+
+@dataclass
+class CheckedRows:
+    """The rows that a batch looks up, checked on the device.
+
+    `bad` is int64 [3]: what is bad (NOTHING_BAD if nothing is), its position, its value. A batch with anything bad has
     no rows at all, so that it changes nothing.
     """
 
-    rows: Tensor  # int64 [N]
+    rows: Tensor  # int64 [N], numbered table after table
     bad: Tensor | None = None
 
 
-@dataclass(slots=True)
-class Request:
-    """A batch's rows on their way to a plan."""
+@dataclass(slots=True, eq=False)
+class BatchTicket:
+    """One batch on its way through one cache."""
 
-    unique: UniqueRows
-    number: int | None  # under which it was announced to the policy
-    made: Event | None  # None: not yet on its way
-    num_rows: Readback
-    bad: Readback | None  # what is, if anything
-    describe: Callable[[list[int]], str] | None
-    party: "Party | None" = None  # in the ring, until it is planned for good
-    named: Tensor | None = None  # its rows numbered table after table, where the store has them in another order
-    checked: bool = False
-    failed: bool = False  # there was no room for it where victims were looked for
-    error: BaseException | None = None  # why it could not be announced
+    # Filled by the announcement.
+    unique: UniqueRows  # by the rows' numbers in the store
+    ids: tuple[Tensor, ...]  # the user's tensors that decide the rows, kept alive
+    unique_count: Readback
+    bad_id: Readback | None  # the first bad id, if any
+    describe: Callable[[list[int]], str] | None  # words for a bad id
+    rows_by_table: Tensor | None = None  # the unique rows numbered table after table, if the store has another order
+    batch_number: int | None = None  # under which the policy knows this batch alone
+    announced: Event | None = None  # None until the announcement is queued
+    coalesced: "CoalescedBatches | None" = None  # until the plan is known to fit
+    error: BaseException | None = None  # why the announcement failed
+    checked: bool = False  # the host has looked at `bad_id`
+    was_rejected: bool = False  # a plan that searched a part of the slots for victims found too few
+
+    # Filled by planning.
+    plan: Plan | None = None
+    placement: Placement = Placement.ATOMIC
+    counts_readback: Readback | None = None
+    planned: Event | None = None
+    move_after: tuple[Event, ...] = ()  # what the moves wait for: the batches that were released when it was planned
+    plan_buffer: int | None = None  # of the planning graph
+    leader: "BatchTicket | None" = None  # of coalesced batches, the first ticket: its plan carries the moves of all
+    counts: Counts | None = None  # once read back
+    ahead: "PlannedAhead | None" = None  # until the loop has looked at whether the plan fits
+
+    # Filled by moving, training and releasing.
+    ready: Event | None = None
+    stale_read: StaleRead | None = None  # what the forward pass reads instead of the records
+    last_use: Event | None = None  # of the plan and its slots
+    has_single_use: bool = False  # nothing uses the plan after `last_use`
+    references: int = 1
+    state: TicketState = TicketState.ANNOUNCED
+
+    _versions: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._versions = _versions(self.ids)
+
+    def move_to(self, state: TicketState) -> None:
+        """Change the state. A transition that the diagram above does not have is a bug."""
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(f"a batch's ticket cannot go from {self.state.value} to {state.value}")
+        self.state = state
 
     @property
-    def named_distinct(self) -> UniqueRows:
-        return self.unique if self.named is None else self.unique._replace(rows=self.named)
+    def is_in_flight(self) -> bool:
+        """It has a plan whose slots must stay."""
+        return self.state in (TicketState.READY, TicketState.TRAINED)
 
-    def has_been_made(self) -> bool:
-        return self.made is not None and self.made.query()
+    @property
+    def is_released(self) -> bool:
+        return self.state is TicketState.RELEASED
 
-    def check(self) -> None:
-        """Raise if the batch is bad; waits for the planning lane to have looked at it."""
-        if self.bad is not None and not self.checked:
+    @property
+    def overflows(self) -> bool:
+        """Some of its rows are known to have no slot."""
+        return self.counts is not None and self.counts.overflow > 0
+
+    @property
+    def planned_rows(self) -> Tensor:
+        """The plan's unique rows, numbered table after table whatever their order in the store."""
+        assert self.plan is not None
+        return self.plan.unique.rows if self.rows_by_table is None else self.rows_by_table
+
+    @property
+    def unique_by_table(self) -> UniqueRows:
+        """The unique rows, numbered table after table."""
+        return self.unique if self.rows_by_table is None else self.unique._replace(rows=self.rows_by_table)
+
+    def is_announcement_done(self) -> bool:
+        return self.announced is not None and self.announced.query()
+
+    def check_ids(self) -> None:
+        """Raise if the batch has a bad id. Waits until the planning stream has looked at it."""
+        if self.bad_id is not None and not self.checked:
             self.checked = True
-            found = self.bad.bad_id()
+            found = self.bad_id.bad_id()
             if found[0] != NOTHING_BAD:
                 assert self.describe is not None
                 raise BadIdError(self.describe(found))
 
+    # -- is a forward pass of this batch? -------------------------------------------------------------------------
+
+    def has_ids_among(self, values: Sequence[Any]) -> bool:
+        """The announced id tensors are among these values and were not changed since."""
+        for ids in self.ids:
+            for value in values:
+                if value is ids:
+                    break
+            else:
+                return False
+        return _versions(self.ids) == self._versions
+
+    def matches(self, ids: Sequence[Tensor]) -> bool:
+        """A forward pass with these id tensors looks up what was announced."""
+        return all(_same(*each) for each in zip(self.ids, self._versions, ids, strict=True))
+
+
+class PlannedAhead(NamedTuple):
+    """Under which circumstances the loop planned a batch ahead of its iteration."""
+
+    iteration: int
+    distance: int  # batches to come before it
+    beside_last: bool  # the batch before the current one was in flight
+    probe: Probe | None  # what was not known to fit
+
 
 @dataclass(slots=True, eq=False)
-class Party:
-    """Batches that one turn of the ring announces together and another one plans together; often there is only one."""
+class CoalescedBatches:
+    """Batches that are announced under one number and planned as one; often there is only one."""
 
-    place: int  # in the ring
-    number: int | None  # under which they were announced to the policy
-    num_rows: Readback  # of all of them together
-    members: list[Request] = field(default_factory=list)  # one after the other in the loop
-    ids: list[Tensor] = field(default_factory=list)  # of each, until they are announced
-    there: tuple[Event, ...] = ()  # when these are
-    num_gone: int = 0  # members that no longer need the place
-
-
-@dataclass(slots=True)
-class Flight:
-    """A plan in flight."""
-
-    plan: Plan
-    request: Request
-    placement: Placement
-    late: Readback
-    planned: Event
-    after: tuple[Event, ...]
-    moved: Event | None = None
-    seat: int | None = None  # in the ring
-    leads: bool = True  # whether it is the first of those that were planned together
-    counts: Counts | None = None
-    used: Event | None = None  # by a backward pass
-    used_up: bool = False  # nothing uses it after `used`
-    holds: int = 1
-    landed: bool = False
-    stale_read: StaleRead | None = None  # what its batch reads in place of the records
-
-    @property
-    def named_rows(self) -> Tensor:
-        """The plan's distinct rows, numbered table after table, whatever their order in the store."""
-        return self.plan.unique.rows if self.request.named is None else self.request.named
+    batch_number: int | None  # None once they are planned or separated
+    unique_count: Readback | None = None  # of the union of their rows, once announced
+    tickets: list[BatchTicket] = field(default_factory=list)  # in the order of the loop
+    # In the planning graph:
+    request_buffer: int = -1
+    ids: list[Tensor] = field(default_factory=list)  # of each batch, until they are announced
+    ids_ready: tuple[Event, ...] = ()
+    num_resolved: int = 0  # tickets that no longer need the request buffer
+    # Outside the graph, once announced:
+    union: UniqueRows | None = None
+    parts: list[Part] | None = None
 
 
-@dataclass
-class LookupGrads:
-    """Gradients of the bags of one forward pass, and what each lookup has of its bag's; see `ops.add_up`."""
-
-    grad: Tensor  # float32 or bfloat16 [bags, D]
-    bag_of: Tensor | None = None
-    scale: Tensor | None = None
-    winner: Tensor | None = None
-
-    def by_row(self, unique: UniqueRows) -> Tensor:
-        """Added up for each distinct row, float32."""
-        return segment_sum(self.grad.float(), unique.order, unique.starts, unique.num, self.bag_of, self.scale, self.winner)
+def _same(old: Tensor, version: int, new: Tensor) -> bool:
+    if old is new:
+        return _versions((new,)) == [version]
+    # Comparing values would synchronize on a GPU, and planning anew does not.
+    return old.device.type == new.device.type == "cpu" and _versions((old,)) == [version] and torch.equal(old, new)
 
 
-@dataclass
-class Contribution:
-    """Gradients of one forward pass, by row, waiting to be applied together with others."""
+_version = attrgetter("_version")
 
-    rows: Tensor  # int64 [N], distinct, numbered table after table, NO_ROW behind the last
-    grads: Tensor  # float32 [N, D], as many as there are rows
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each tensor was changed in place. PyTorch does not count it for inference tensors."""
+    try:
+        return [*map(_version, tensors)]
+    except RuntimeError:  # one of them is an inference tensor; asking each of them beforehand is slower
+        return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Models: what is trained on top of the embedding bags. None of them knows of caches."""
+"""The models that train on top of the embedding bags. None of them depends on the cache."""
 
 import inspect
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from hotrows.models.dlrm import DLRM as DLRM
 from hotrows.models.dlrm import SIZES
 from hotrows.models.wide_deep import WideDeep as WideDeep
 
-# Called with num_dense, num_features and perhaps dim and options of its own.
+# Each is called with num_dense, num_features, and optionally dim and options of its own.
 MODELS: dict[str, Callable[..., Model]] = {
     "dlrm": DLRM,
     **{f"dlrm:{name}": partial(DLRM, **sizes._asdict()) for name, sizes in SIZES.items()},
@@ -25,13 +25,13 @@ MODELS: dict[str, Callable[..., Model]] = {
 
 
 def make_model(name: str, num_dense: int, num_features: int, dim: int | None = None, **options: Any) -> Model:
-    """A model by its name in MODELS, with first values from torch's random generator: seed that before.
+    """Make a model by its name in MODELS. Its initial weights are drawn from torch's global generator: seed that first.
 
     Args:
-        num_dense, num_features: columns of `Batch.dense` and `Batch.ids`.
-        dim: width of its vectors; None for the model's own. The embedding bags need `model.embedding_dim`, which may
-            be more.
-        options: the model's own, such as `top=(512, 256)`.
+        num_dense, num_features: the number of columns of `Batch.dense` and `Batch.ids`.
+        dim: the width of its vectors; None for the model's default. The embedding bags must have the width
+            `model.embedding_dim`, which may be more.
+        options: options of this model, such as `top=(512, 256)`.
 
     Example::
 

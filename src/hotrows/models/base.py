@@ -1,15 +1,15 @@
-"""What every model has in common: the shapes it was made for."""
+"""The base class of all models: it holds and checks the shapes of their inputs."""
 
 from torch import Tensor, nn
 
 
 class Model(nn.Module):
-    """Dense features and pooled rows in, one logit per sample out. Where the rows come from is not its business.
+    """A module from dense features and pooled rows to one logit per sample.
 
     Args:
-        num_dense: numbers per sample; 0 where the data has none.
+        num_dense: dense features per sample; 0 if the data has none.
         num_features: bags per sample.
-        embedding_dim: the width its rows must have: that of the embedding bags in front of it.
+        embedding_dim: the width of the rows, which the embedding bags must have.
     """
 
     def __init__(self, num_dense: int, num_features: int, embedding_dim: int) -> None:
@@ -28,7 +28,7 @@ class Model(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no forward(dense, embedded)")
 
     def check(self, dense: Tensor, embedded: Tensor) -> None:
-        """Raise where a batch is not of the shape that the model was made for."""
+        """Raise ValueError if a batch does not have the shapes that the model was made for."""
         wanted = (self.num_features, self.embedding_dim)
         if tuple(embedded.shape[1:]) != wanted:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Deep & Cross networks: explicit products of features up to a degree (Wang et al. 2017, and v2 of 2021)."""
+"""Deep & Cross networks: explicit products of features up to a given degree (Wang et al. 2017, v2 in 2021)."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ class VectorCross(nn.Module):
 
 
 class MatrixCross(nn.Module):
-    """The cross layer of DCN-v2: x0 ∘ (W x + b) + x, with W = U Vᵀ of the given rank, or whole for None."""
+    """The cross layer of DCN-v2: x0 ∘ (W x + b) + x, with W = U Vᵀ of the given rank, or a full W for None."""
 
     def __init__(self, width: int, rank: int | None) -> None:
         super().__init__()
@@ -44,9 +44,9 @@ class DCN(Model):
     """Cross layers and an MLP side by side over all inputs; a linear layer reads both.
 
     Args:
-        dim: width of the rows.
-        num_cross: cross layers: products of up to num_cross + 1 features.
-        hidden: layers of the MLP.
+        dim: the width of the rows.
+        num_cross: number of cross layers; they form products of up to num_cross + 1 features.
+        hidden: hidden layers of the MLP.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class DCN(Model):
 
 
 class DCNv2(Model):
-    """Cross layers with matrices, and an MLP that reads what they give.
+    """Cross layers with matrices, and an MLP that reads their output.
 
     Args:
-        dim: width of the rows.
-        num_cross: cross layers: products of up to num_cross + 1 features.
-        rank: of the cross layers' matrices; None for whole ones, which have (num_dense + num_features · dim)² weights.
+        dim: the width of the rows.
+        num_cross: number of cross layers; they form products of up to num_cross + 1 features.
+        rank: of the cross layers' matrices; None for full ones, which have (num_dense + num_features · dim)² weights.
         hidden: hidden layers of the MLP.
     """
 

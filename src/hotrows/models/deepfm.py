@@ -10,14 +10,14 @@ from hotrows.models.mlp import linear, mlp
 
 
 class DeepFM(Model):
-    """First-order weights, dot products of all pairs of vectors, and an MLP over the vectors, added up.
+    """The sum of first-order weights, the dot products of all pairs of vectors, and an MLP over the vectors.
 
     A dense feature has a vector too, which is multiplied by its value. The first-order weight of an id is the last
-    number of its row, so rows have dim + 1: one table and one lookup for all parts, and the weight's optimizer state
-    travels with the row.
+    element of its row, so rows are dim + 1 wide: one table and one lookup are enough for all parts, and the optimizer
+    state of the weight is part of the row's record.
 
     Args:
-        dim: width of the vectors.
+        dim: the width of the vectors.
         hidden: hidden layers of the deep part.
     """
 
@@ -41,5 +41,5 @@ class DeepFM(Model):
 
 
 def all_pairs(vectors: Tensor) -> Tensor:
-    """The sum of the dot products of all pairs, [B, V, dim] → [B], in time linear in V: half of (Σv)² − Σv²."""
+    """The sum of the dot products of all pairs of vectors, [B, V, dim] → [B]: ½ ((Σv)² − Σv²), which is linear in V."""
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)

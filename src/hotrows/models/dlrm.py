@@ -11,7 +11,7 @@ from hotrows.models.mlp import apply_mlp, mlp
 
 
 class Sizes(NamedTuple):
-    """The layers of a paper's DLRM. The bottom MLP ends with `dim`, the top one with 1: neither is listed."""
+    """The hidden layers of a paper's DLRM. The bottom MLP's last layer has `dim` outputs and the top one's has 1."""
 
     dim: int
     bottom: tuple[int, ...]
@@ -20,21 +20,21 @@ class Sizes(NamedTuple):
 
 SIZES = {
     "freqcache": Sizes(128, (512, 256), (1024, 1024, 512, 256)),
-    "cdlrm": Sizes(64, (512, 256), (512, 512, 256)),  # on one GPU
-    "cdlrm-mlperf": Sizes(128, (512, 256), (1024, 1024, 512, 256)),  # on several
+    "cdlrm": Sizes(64, (512, 256), (512, 512, 256)),  # in its experiments on one GPU
+    "cdlrm-mlperf": Sizes(128, (512, 256), (1024, 1024, 512, 256)),  # in its experiments on several GPUs
     "rmc2": Sizes(16, (512, 256, 64), (512, 256)),  # FAE, Criteo Kaggle
     "rmc3": Sizes(64, (512, 256), (512, 512, 256)),  # FAE, Criteo Terabyte
 }
 
 
 class DLRM(Model):
-    """A bottom MLP makes one more vector of the dense features; a top MLP reads it and all pairs' dot products.
+    """A bottom MLP maps the dense features to one more vector; a top MLP reads it and the dot products of all pairs.
 
-    Without dense features there is no bottom MLP, and the top one reads the dot products alone. The default sizes are
-    those of the reference for Criteo Kaggle.
+    Without dense features there is no bottom MLP, and the top one reads only the dot products. The default sizes are
+    those of the DLRM reference code for Criteo Kaggle.
 
     Args:
-        dim: width of the rows, and of the bottom MLP's last layer.
+        dim: the width of the rows and of the bottom MLP's last layer.
         bottom, top: hidden layers of the two MLPs.
     """
 

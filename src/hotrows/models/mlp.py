@@ -1,4 +1,4 @@
-"""Fully connected layers with the first values of the DLRM reference."""
+"""Fully connected layers with the initial weights of the DLRM reference code."""
 
 import itertools
 import math
@@ -12,35 +12,35 @@ from hotrows.dense.linear import Layer, linear_layers
 
 
 class MLP(nn.Sequential):
-    """A sequence in which linear layers and their ReLUs are one operation, unless someone looks in between."""
+    """An `nn.Sequential` that fuses successive linear layers and ReLUs into one operation, except those with hooks."""
 
     def forward(self, input: Tensor, padded: bool = False, onto: Tensor | None = None) -> Tensor:
-        """What the layers make of the input, and `onto` added to it.
+        """The output of the layers, plus `onto`.
 
         Args:
-            padded: `ops.linear` may take what is between the input's rows for zeros.
-            onto: of the answer's shape.
+            padded: the memory between the rows of a strided input holds zeros, which `dense.linear` may then read.
+            onto: a tensor of the output's shape.
         """
         modules = list(self)
-        place = 0
-        while place < len(modules):
-            layers, start = [], place
-            while place < len(modules) and is_plain_linear(module := modules[place]):
-                relu = place + 1 < len(modules) and is_plain(modules[place + 1], nn.ReLU)
+        index = 0
+        while index < len(modules):
+            layers, start = [], index
+            while index < len(modules) and is_plain_linear(module := modules[index]):
+                relu = index + 1 < len(modules) and is_plain(modules[index + 1], nn.ReLU)
                 layers.append(Layer(module.weight, module.bias, relu))
-                place += 2 if relu else 1
+                index += 2 if relu else 1
             if layers:
-                last = onto if place == len(modules) else None
+                last = onto if index == len(modules) else None
                 input = linear_layers(input, layers, padded=padded and start == 0, onto=last)
                 onto = None if last is not None else onto
             else:
-                input = modules[place](input)
-                place += 1
+                input = modules[index](input)
+                index += 1
         return input if onto is None else input + onto
 
 
 def mlp(sizes: Sequence[int], *, last_relu: bool = True) -> MLP:
-    """Linear layers from sizes[0] to sizes[-1], a ReLU after each; after the last only if `last_relu`."""
+    """Linear layers from sizes[0] to sizes[-1], with a ReLU after each; after the last one only if `last_relu`."""
     for size in sizes:
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"layer sizes are {list(sizes)}, they must be whole numbers from 1 up")
@@ -51,7 +51,7 @@ def mlp(sizes: Sequence[int], *, last_relu: bool = True) -> MLP:
 
 
 def linear(num_in: int, num_out: int) -> nn.Linear:
-    """One linear layer: weights normal with std √(2/(in+out)), biases with std √(1/out)."""
+    """One linear layer: its weights are normal with std √(2/(in+out)), its biases with std √(1/out)."""
     layer = nn.Linear(num_in, num_out)
     nn.init.normal_(layer.weight, std=math.sqrt(2 / (num_in + num_out)))
     nn.init.normal_(layer.bias, std=math.sqrt(1 / num_out))
@@ -59,9 +59,9 @@ def linear(num_in: int, num_out: int) -> nn.Linear:
 
 
 def apply_mlp(layers: nn.Module, rows: Tensor, onto: Tensor | None = None) -> Tensor:
-    """What the layers make of rows that an operation may have padded, and `onto` added to it.
+    """The output of the layers plus `onto`, for rows that an operation may have padded.
 
-    Whoever looks at the layers as a whole sees them called with the rows alone.
+    If `layers` has hooks, or is no plain `MLP`, it is called with the rows only, as its hooks or its class expect.
     """
     out: Tensor
     if is_plain(layers, MLP):
@@ -72,12 +72,12 @@ def apply_mlp(layers: nn.Module, rows: Tensor, onto: Tensor | None = None) -> Te
 
 
 def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether to call it is x·Wᵀ + b and nothing else."""
+    """True if calling the layer computes x·Wᵀ + b and does nothing else."""
     return isinstance(layer, nn.Linear) and layer.bias is not None and is_plain(layer, nn.Linear)
 
 
 def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether to call it is nothing but the forward pass of its kind."""
+    """True if calling the layer only runs the forward method of exactly this class: no subclass, no hooks."""
     if type(layer) is not kind or "forward" in layer.__dict__:
         return False
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)

@@ -10,14 +10,14 @@ from hotrows.models.mlp import apply_mlp, is_plain_linear, linear, mlp
 
 
 class WideDeep(Model):
-    """The wide part is one weight per id and per dense feature; the deep part an MLP over all vectors.
+    """The wide part has one weight per id and per dense feature; the deep part is an MLP over all vectors.
 
-    The wide weight of an id is the last number of its row, so rows have dim + 1: one table and one lookup for both
-    parts, and the weight's optimizer state travels with the row. Crossed columns are columns like all others: make
-    them when preparing the data.
+    The wide weight of an id is the last element of its row, so rows are dim + 1 wide: one table and one lookup are
+    enough for both parts, and the optimizer state of the weight is part of the row's record. Crossed columns are
+    columns like all others: add them when preparing the data.
 
     Args:
-        dim: width of the vectors that the deep part sees.
+        dim: the width of the vectors that the deep part reads.
         hidden: hidden layers of the deep part.
     """
 

@@ -123,7 +123,7 @@ class CachedModule(nn.Module):
         self.index = plans[0][2]
         self._set_of = {table.name: tables for tables in self._sets for table in tables.tables}
         if optimizer is not None:
-            optimizer.serve(self)
+            optimizer.attach(self)
 
     # -- forward --------------------------------------------------------------------------------------------------
 

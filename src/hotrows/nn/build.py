@@ -1,40 +1,44 @@
-"""The tables of a module: checked, sized, and built into groups of rows before the first batch comes."""
+"""The tables of a module: checked, sized, and built into caches over stores before the first batch arrives."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from hotrows.cache.capacity import cache_rows, check_cache
 from hotrows.cache.indexes import INDEXES, check_index, choose_index, make_index
-from hotrows.cache.maintenance import cached_rows
 from hotrows.cache.planning.identity_planner import IdentityPlanner
 from hotrows.cache.planning.planner import EagerPlanner
+from hotrows.cache.planning.protocol import Planner
 from hotrows.cache.policies import Policy, make_policy
 from hotrows.cache.policies.frequency import Frequency
 from hotrows.cache.row_cache import RowCache
+from hotrows.cache.row_updater import RowUpdater
 from hotrows.cache.slots import Slots
-from hotrows.cache.transfer import Transfer, ZeroCopy
-from hotrows.nn.accumulation import Updates
+from hotrows.cache.transfer import BlockTransmitter, Transfer, ZeroCopy
+from hotrows.loop.scheduler import Scheduler
+from hotrows.nn.accumulation import GradientAccumulation
 from hotrows.optim import RowOptimizer, check_optimizer
-from hotrows.stores import DeviceStore, RamStore, RecordLayout
-from hotrows.stores.init import check_first_values
+from hotrows.stores import RecordLayout, Store, StoreSettings, choose_store, in_host_memory, needs_cache
+from hotrows.stores.init import check_init
 from hotrows.stores.memory_checks import available_host_memory, available_memory, readable, require_memory
-from hotrows.stores.row_order import RowOrder
+from hotrows.stores.row_order import Numbering, RowOrder
 from hotrows.table import Table
 
 MODES = ("sum", "mean", "max")
-STORES = ("ram", "device")
+CHUNK_BYTES = 1 << 26  # of records that are read or written at a time where a whole table is
+NO_INDEX = "none"  # where all rows are on the device
 
 
 class TableSet:
-    """The tables of one dim and the group that holds their rows."""
+    """The tables of one dim: their cache, its scheduler, and the gradients that wait for it."""
 
-    def __init__(self, tables: Sequence[Table], group: RowCache) -> None:
+    def __init__(self, tables: Sequence[Table], scheduler: Scheduler) -> None:
         self.tables = tuple(tables)
-        self.group = group
-        self.updates = Updates(group)
+        self.scheduler = scheduler
+        self.cache: RowCache = scheduler.cache
+        self.accumulation = GradientAccumulation(scheduler)
         self.first_row = {}
         row = 0
         for table in tables:
@@ -42,39 +46,70 @@ class TableSet:
             row += table.num_rows
 
     def part(self, table: Table, name: str) -> Tensor:
-        """One column block of the table's records: "weight" or a state field; flush first to see the current values.
+        """A copy of one field of the table's records, "weight" or a state field, on the host: [num_rows, num].
 
-        A view of the store; where the store has rows in an order of its own, a copy.
+        The store has the current values only after a flush.
         """
-        rows, columns = self._rows(table), self.group.store.layout.columns(name)
-        if isinstance(rows, Tensor):
-            num_bytes = rows.numel() * (columns.stop - columns.start) * self.group.store.layout.dtype.itemsize
-            where = f"a copy of {name!r} of table {table.name!r}"
-            require_memory(where, num_bytes, available_host_memory(), "host memory", "use tables with fewer rows")
-        return self._all_records()[rows, columns]
+        store = self.cache.store
+        field = store.layout.field(name)
+        require_memory(
+            f"a copy of {name!r} of table {table.name!r}",
+            table.num_rows * field.num * field.dtype.itemsize,
+            available_host_memory(),
+            "host memory",
+            "use tables with fewer rows",
+        )
+        values = torch.empty(table.num_rows, field.num, dtype=field.dtype, device="cpu")
+        for ids, rows in self._chunks(table, 0, table.num_rows):
+            values[ids] = store.layout.values(_read(store, rows), name)
+        return values
 
-    def set_part(self, table: Table, name: str, values: Tensor) -> None:
-        """Write what `part` answers."""
-        records = self._all_records()
-        records[self._rows(table), self.group.store.layout.columns(name)] = values.to(records.device, records.dtype)
+    def set_part(self, table: Table, name: str, values: Tensor, first_id: int | None = None) -> None:
+        """Set one field of all rows of a table, or of as many rows as there are values from `first_id` on."""
+        store, first = self.cache.store, first_id or 0
+        num = table.num_rows if first_id is None else values.shape[0]
+        expected = (num, store.layout.field(name).num)
+        if tuple(values.shape) != expected or first + num > table.num_rows:
+            raise ValueError(
+                f"table {table.name!r}: {name} of rows {first} to {first + num - 1} is {list(values.shape)}, expected "
+                f"{list(expected)} within {table.num_rows} rows"
+            )
+        for ids, rows in self._chunks(table, first, first + num):
+            records = _read(store, rows)
+            store.layout.values(records, name).copy_(values[ids.start - first : ids.stop - first])
+            _write(store, rows, records)
 
     def count_cached(self) -> dict[str, int]:
         """How many rows of each table are in the cache."""
-        if self.group.is_resident:
+        if self.cache.holds_all_rows:
             return {table.name: table.num_rows for table in self.tables}
-        cached = torch.zeros(self.group.store.num_rows, dtype=torch.bool)
-        cached[cached_rows(self.group)] = True
-        return {table.name: int(cached[self._rows(table)].sum()) for table in self.tables}
+        self.scheduler.streams.wait_for_moves()
+        cached = torch.zeros(self.cache.store.num_rows, dtype=torch.bool, device="cpu")
+        cached[self.cache.cached_rows()] = True
+        return {
+            table.name: sum(int(cached[rows].sum()) for _, rows in self._chunks(table, 0, table.num_rows))
+            for table in self.tables
+        }
 
-    def _all_records(self) -> Tensor:
-        return self.group.store.view(0, self.group.store.num_rows)
+    def _chunks(self, table: Table, first_id: int, end: int) -> Iterator[tuple[slice, slice | Tensor]]:
+        """Ids of a table in bounded chunks, each with its rows in the store."""
+        numbering, first_row = self.cache.numbering, self.first_row[table.name]
+        step = max(1, CHUNK_BYTES // self.cache.store.layout.num_bytes)
+        for start in range(first_id, end, step):
+            ids = slice(start, min(start + step, end))
+            rows = slice(first_row + ids.start, first_row + ids.stop)
+            yield ids, (rows if numbering is None else numbering.row_of[rows].long())
 
-    def _rows(self, table: Table) -> slice | Tensor:
-        """Where the rows of a table are in the store."""
-        first = self.first_row[table.name]
-        mine = slice(first, first + table.num_rows)
-        numbering = self.group.numbering
-        return mine if numbering is None else numbering.row_of[mine].long()
+
+def _read(store: Store, rows: slice | Tensor) -> Tensor:
+    return store.read(rows) if isinstance(rows, Tensor) else store.read_range(rows.start, rows.stop)
+
+
+def _write(store: Store, rows: slice | Tensor, records: Tensor) -> None:
+    if isinstance(rows, Tensor):
+        store.write(rows, records)
+    else:
+        store.write_range(rows.start, records)
 
 
 def choose_device(device: torch.device | str | None) -> torch.device:
@@ -96,9 +131,9 @@ def check_arguments(
     optimizer: object,
     policy: str | Policy,
     index: str,
-    store: str,
+    store: str | StoreSettings,
 ) -> list[int]:
-    """Raise for what cannot be; answer the dim of every table."""
+    """Raise for arguments that cannot work, and return the dim of every table."""
     if not tables:
         raise ValueError("no tables: give at least one hotrows.Table(name, num_rows)")
     for kind, names in (
@@ -112,15 +147,14 @@ def check_arguments(
         raise ValueError(f"dim is {dim!r}, it must be a whole number from 1 up")
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}: known are {', '.join(MODES)}")
-    if store not in STORES:
-        raise ValueError(f"store is {store!r}: known are {', '.join(STORES)}")
+    choose_store(store)
     check_cache(cache)
     check_index(index)
     make_policy(policy)
     check_optimizer(optimizer)
     dims = []
     for table in tables:
-        check_first_values(table.init)
+        check_init(table.init)
         width = table.dim or dim
         if width is None:
             raise ValueError(f"table {table.name!r} has no dim: give dim= to the collection or to the table")
@@ -128,22 +162,26 @@ def check_arguments(
     return dims
 
 
-def size_groups(
-    by_dim: dict[int, list[Table]], cache: int | str, optimizer: RowOptimizer | None, index: str, store: str
+def size_caches(
+    by_dim: dict[int, list[Table]],
+    cache: int | str,
+    optimizer: RowOptimizer | None,
+    index: str,
+    store: str | StoreSettings,
 ) -> list[tuple[RecordLayout, int, str]]:
-    """Record layout, number of slots and index of every group. A cache in rows or bytes is shared out by bytes."""
+    """Record layout, number of slots and index for the tables of every dim. They share a cache in rows or bytes."""
     fields = () if optimizer is None else optimizer.fields
-    layouts = {dim: RecordLayout(dim, fields) for dim in by_dim}
+    layouts = {dim: RecordLayout.packed(dim, fields) for dim in by_dim}
     num_rows = {dim: sum(table.num_rows for table in tables) for dim, tables in by_dim.items()}
     total_rows = sum(num_rows.values())
     total_bytes = sum(num_rows[dim] * layouts[dim].num_bytes for dim in by_dim)
-    # in rows of the average size, so that one number is shared out in proportion to the bytes of the groups
+    # Counted in rows of the average size, so that each dim gets its share in proportion to its bytes.
     total_slots = cache_rows(cache, total_rows, max(1, total_bytes // total_rows))
     sized = []
     for dim in by_dim:
         slots = min(num_rows[dim], max(1, round(total_slots * num_rows[dim] / total_rows)))
-        if store == "device":
-            sized.append((layouts[dim], num_rows[dim], "none"))
+        if not needs_cache(choose_store(store)):
+            sized.append((layouts[dim], num_rows[dim], NO_INDEX))
             continue
         name = choose_index(index, num_rows[dim], slots)
         sized.append((layouts[dim], INDEXES[name].round_slots(slots), name))
@@ -151,21 +189,29 @@ def size_groups(
 
 
 def check_memory(
-    by_dim: dict[int, list[Table]], plans: list[tuple[RecordLayout, int, str]], store: str, device: torch.device
+    by_dim: dict[int, list[Table]],
+    sizes: list[tuple[RecordLayout, int, str]],
+    store: str | StoreSettings,
+    device: torch.device,
 ) -> None:
-    """Raise before anything is allocated if rows or caches of all groups do not fit."""
-    if store == "device":
-        if any(num >= 2**31 for _, num, _ in plans):
+    """Raise before anything is allocated if the rows or the caches of all tables do not fit."""
+    settings = choose_store(store)
+    num_rows = {dim: sum(table.num_rows for table in tables) for dim, tables in by_dim.items()}
+    row_bytes = sum(num_rows[layout.dim] * layout.num_bytes for layout, _, _ in sizes)
+    if not needs_cache(settings):
+        if any(num >= 2**31 for num in num_rows.values()):
             raise ValueError("store='device' takes fewer than 2^31 rows of one dim: use store='ram' with a cache")
-        rows = sum(num * layout.num_bytes for layout, num, _ in plans)
         require_memory(
-            "all rows", rows, available_memory(device), f"memory on {device}", "use store='ram', with a cache on it"
+            "all rows",
+            row_bytes,
+            available_memory(device),
+            f"memory on {device}",
+            "use store='ram', with a cache on it",
         )
         return
-    num_rows = {dim: sum(table.num_rows for table in tables) for dim, tables in by_dim.items()}
-    slots = sum(num for _, num, _ in plans)
-    caches = sum(num * layout.num_bytes for layout, num, _ in plans)
-    indexes = sum(INDEXES[name].num_bytes(num_rows[layout.dim], num) for layout, num, name in plans)
+    slots = sum(num for _, num, _ in sizes)
+    caches = sum(num * layout.num_bytes for layout, num, _ in sizes)
+    indexes = sum(INDEXES[name].num_bytes(num_rows[layout.dim], num) for layout, num, name in sizes)
     require_memory(
         f"a cache of {slots:,} rows ({readable(caches)}) and its index ({readable(indexes)})",
         caches + indexes,
@@ -173,14 +219,14 @@ def check_memory(
         f"memory on {device}",
         "make the cache smaller",
     )
-    rows = sum(num_rows[layout.dim] * layout.num_bytes for layout, _, _ in plans)
-    require_memory(
-        f"{sum(num_rows.values()):,} rows",
-        rows,
-        available_host_memory(),
-        "host memory",
-        "use fewer rows, a smaller dim or an optimizer with less state",
-    )
+    if in_host_memory(settings):
+        require_memory(
+            f"{sum(num_rows.values()):,} rows",
+            row_bytes,
+            available_host_memory(),
+            "host memory",
+            "use fewer rows, a smaller dim or an optimizer with less state",
+        )
 
 
 def make_set(
@@ -190,18 +236,35 @@ def make_set(
     optimizer: RowOptimizer | None,
     policy: str | Policy,
     index: str,
-    store: str,
+    store: str | StoreSettings,
     device: torch.device,
     seed: int,
     row_order: RowOrder | None = None,
     transfer: Transfer | None = None,
 ) -> TableSet:
+    """Open the store of tables of one dim, put a cache in front of it, and a scheduler on top."""
+    settings = choose_store(store)
+    if needs_cache(settings):
+        numbering = None if row_order is None else row_order.numbering(tables, device)
+        rows = settings.open(tables, layout, device, seed, numbering)
+        planner: Planner = _make_planner(tables, num_slots, policy, index, device, row_order, numbering)
+        cache = RowCache(rows, planner, device, transfer=_own_transfer(transfer, rows, device), numbering=numbering)
+    else:
+        rows = settings.open(tables, layout, device, seed, None)
+        cache = RowCache(rows, IdentityPlanner(rows.num_rows), device)
+    return TableSet(tables, Scheduler(cache, RowUpdater(cache, optimizer)))
+
+
+def _make_planner(
+    tables: Sequence[Table],
+    num_slots: int,
+    policy: str | Policy,
+    index: str,
+    device: torch.device,
+    row_order: RowOrder | None,
+    numbering: Numbering | None,
+) -> EagerPlanner:
     num_rows = sum(table.num_rows for table in tables)
-    if store == "device":
-        resident = RowCache(DeviceStore(tables, layout, device, seed), IdentityPlanner(num_rows), optimizer, device)
-        return TableSet(tables, resident)
-    numbering = None if row_order is None else row_order.numbering(tables, device)
-    rows = RamStore(tables, layout, device, seed, numbering)
     slots = Slots(num_slots, device)
     chosen = make_policy(policy)
     chosen.check(num_rows)
@@ -210,6 +273,12 @@ def make_set(
     if isinstance(chosen, Frequency) and row_order is None:
         sizes = torch.tensor([table.num_rows for table in tables])
         chosen.ranking.number_within(sizes.cumsum(0) - sizes)
-    planner = EagerPlanner(slots, make_index(index, num_rows, slots), chosen)
-    own_mover = ZeroCopy() if transfer is None else copy.deepcopy(transfer)  # each group needs its own buffers
-    return TableSet(tables, RowCache(rows, planner, optimizer, device, transfer=own_mover, numbering=numbering))
+    return EagerPlanner(slots, make_index(index, num_rows, slots), chosen)
+
+
+def _own_transfer(transfer: Transfer | None, store: Store, device: torch.device) -> Transfer:
+    """The transfer of one cache: each cache needs its own, because a transfer has buffers."""
+    own: Transfer = ZeroCopy() if transfer is None else copy.deepcopy(transfer)
+    if device.type == "cuda" and store.waits and not own.waits:
+        return BlockTransmitter()  # No kernel can address this store.
+    return own

@@ -1,4 +1,4 @@
-"""Many tables: one group, one plan, one kernel."""
+"""Many tables as one module: the tables of one dim share a cache, a plan and a kernel."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,14 @@ from hotrows.batch import Jagged
 from hotrows.cache.planning.id_columns import IdColumns
 from hotrows.cache.policies import Policy
 from hotrows.cache.transfer import Transfer
-from hotrows.loop.ticket import Rows
+from hotrows.loop.ticket import CheckedRows
 from hotrows.nn.base import CachedModule
 from hotrows.nn.build import TableSet
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
 from hotrows.nn.unique_ids import Deduplicated, split_by_table
 from hotrows.ops.unique import unique_rows
 from hotrows.optim import RowOptimizer
+from hotrows.stores import StoreSettings
 from hotrows.stores.memory_checks import available_host_memory, require_memory
 from hotrows.stores.row_order import RowOrder
 from hotrows.table import Table
@@ -28,22 +29,26 @@ _ID_TYPES = (torch.int64, torch.int32)
 class EmbeddingBagCollection(CachedModule):
     """Many embedding tables whose rows live in host memory, with one cache of them on the device.
 
-    Called with ids [B, F] (one id per bag) or a `Jagged` (several), it answers [B, F, dim]; with tables of different
-    dims, a tuple of one [B, dim] for each feature. Features are in the order of the tables.
+    Called with ids [B, F] (one id per bag) or a `Jagged` (several), it returns [B, F, dim]. If the tables have
+    different dims, it returns a tuple with one [B, dim] for each feature. Features are in the order of the tables.
 
     Args:
-        tables: the tables; tables of one dim share a cache.
-        dim: of the tables that name none of their own.
+        tables: the tables. Tables of one dim share a cache.
+        dim: of the tables that do not set their own.
         mode: "sum", "mean" or "max".
-        cache: rows on the device: 500_000, "1.5%" or "2GB".
+        cache: rows on the device, as a number (500_000), a share ("1.5%") or memory ("2GB").
         optimizer: a row optimizer, such as `hotrows.optim.SGD(lr=0.1)`; None for rows that are only read.
-        policy: who stays in the cache, a name in `hotrows.POLICIES` or a `Policy`.
+        policy: decides which rows stay in the cache, a name in `hotrows.POLICIES` or a `Policy`.
         index: "auto", "direct", "hash" or "set-associative".
-        store: "ram": all rows in host memory; "device": all on the device, without a cache.
-        seed: of the first values.
-        row_order: in which order the store has the rows, such as `hotrows.RowOrder(counts)` from hot to cold; None:
-            table after table. The result does not depend on it. Nothing with store="device".
-        mover: how rows move, such as `hotrows.BlockTransmitter()`; None: a kernel reads and writes the store itself.
+        store: where all rows live. "ram" or `hotrows.stores.Ram()`: host memory. "device" or
+            `hotrows.stores.Device()`: the memory of the device, without a cache. An object of your own opens your own
+            store, see `hotrows.stores.StoreSettings`.
+        device: where the cache is and rows are trained; None for PyTorch's default device.
+        seed: of the initial values.
+        row_order: the order of rows in the store, such as `hotrows.RowOrder(counts)` from hot to cold; None for table
+            after table. The result does not depend on it. It is ignored with store="device".
+        transfer: how rows move, such as `hotrows.BlockTransmitter()`; None lets a kernel read and write the store
+            itself where it can address the store.
 
     Example::
 
@@ -63,7 +68,7 @@ class EmbeddingBagCollection(CachedModule):
         optimizer: RowOptimizer | None = None,
         policy: str | Policy = "lookahead",
         index: str = "auto",
-        store: str = "ram",
+        store: str | StoreSettings = "ram",
         device: torch.device | str | None = None,
         seed: int = 0,
         row_order: RowOrder | None = None,
@@ -72,14 +77,14 @@ class EmbeddingBagCollection(CachedModule):
         super().__init__(tables, dim, mode, cache, optimizer, policy, index, store, device, seed, row_order, transfer)
         self._kept: dict[str, Any] = {
             "dim": dim, "mode": mode, "cache": cache, "policy": policy, "index": index, "store": store, "seed": seed,
-            "row_order": row_order, "mover": transfer,
+            "row_order": row_order, "transfer": transfer,
         }  # fmt: skip
         pairs = [(name, table) for table in self.tables for name in table.feature_names]
         self.features = tuple(name for name, _ in pairs)
         self._table_of = [table for _, table in pairs]
         self._named = _Named(self.features, self._table_of)
         self._parts = [_Features(tables, self._named, self.device) for tables in self._sets]
-        self._places = self._find_places()
+        self._positions = self._find_positions()
 
     def forward(self, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
         """Pooled rows: [B, F, dim], or one [B, dim] per feature where dims differ."""
@@ -97,7 +102,7 @@ class EmbeddingBagCollection(CachedModule):
             ]
         if len(out) == 1:
             return self._answer(out[0])
-        return tuple(self._answer(out[group][:, place]) for group, place in self._places)
+        return tuple(self._answer(out[part][:, position]) for part, position in self._positions)
 
     def weight(self, name: str) -> Tensor:
         """A whole table as a CPU tensor, [num_rows, dim]."""
@@ -108,29 +113,30 @@ class EmbeddingBagCollection(CachedModule):
         self._load_weight(name, weight)
 
     def pin(self, name: str, ids: Tensor) -> None:
-        """Bring the rows of these ids into the cache and keep them there."""
+        """Bring the rows of these ids into the cache, where they stay until `unpin`."""
         self._pin(name, ids)
 
     def deduplicate(self, ids: Tensor | Jagged | None = None) -> dict[str, Deduplicated]:
-        """The distinct ids of each table in a batch, and where each lookup finds its own, as planning finds them.
+        """The unique ids of each table in a batch, and the position of each lookup's id among them.
 
-        Without ids, of the batch whose turn it is in `hotrows.lookahead`.
+        Without ids, it is the current batch of `hotrows.lookahead`, whose unique ids planning has found already.
         """
         if ids is not None:
             found = [unique_rows(part.make().rows) for part in self._lookups(ids)]
             shape = None if isinstance(ids, Jagged) else ids.shape
-        elif self.current is not None:
-            found = [request.named_distinct for request in self.current.requests]
-            shape = self.current.ids[0].shape if len(self.current.ids) == len(self.groups) else None
+        elif self.current:
+            found = [ticket.unique_by_table for ticket in self.current]
+            has_one_id_per_bag = len(self.current[0].ids) == 1
+            shape = self.current[0].ids[0].shape if has_one_id_per_bag else None
         else:
-            raise ValueError("there is no batch whose turn it is: give the ids of one, or call this within lookahead()")
+            raise ValueError("there is no current batch: give the ids of one, or call this within lookahead()")
         by_table: dict[str, Deduplicated] = {}
         for tables, unique in zip(self._sets, found, strict=True):
             by_table |= split_by_table(tables, unique, shape)
         return {table.name: by_table[table.name] for table in self.tables}
 
     def to_embedding_bags(self) -> dict[str, torch.nn.EmbeddingBag]:
-        """The same tables as plain PyTorch modules on the CPU, where they fit."""
+        """The same tables as plain PyTorch modules on the CPU, if the host memory is large enough."""
         num_bytes = sum(table.num_rows * self.dims[table.name] * 4 for table in self.tables)
         require_memory("copies of all tables", num_bytes, available_host_memory(), "host memory", "use weight(name)")
         return {
@@ -150,12 +156,13 @@ class EmbeddingBagCollection(CachedModule):
             raise ValueError(f"ids are {ids.dtype}, give int64 (or int32)")
         return [self._single(ids, part) for part in self._parts]
 
-    # Requests outlive the loop for a while: what they hold must not keep the bags, their cache and their store.
+    # Lookups outlive the loop for a while. Their functions must not refer to the module, because they would keep its
+    # cache and its store alive.
 
     def _single(self, ids: Tensor, part: "_Features") -> Lookups:
         device = self.device
 
-        def make() -> Rows:
+        def make() -> CheckedRows:
             mine = on_device(ids, device).long()
             if part.columns is not None:
                 mine = mine[:, part.columns]
@@ -173,26 +180,28 @@ class EmbeddingBagCollection(CachedModule):
         lengths = on_device(ids.lengths, self.device).flatten()
         offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int32, device=self.device)
         torch.cumsum(lengths, 0, dtype=torch.int32, out=offsets[1:])
-        checked = ids.lengths.device.type == "cpu"
+        lengths_checked = ids.lengths.device.type == "cpu"  # by Jagged itself
         weights = None if ids.weights is None else ids.weights.to(self.device, torch.float32)
         return [
-            Lookups(self._rows_of_jagged(ids, offsets, part, checked), self._describe_jagged(ids),
+            Lookups(self._rows_of_jagged(ids, offsets, part, lengths_checked), self._describe_jagged(ids),
                     key=(ids.values, ids.lengths), offsets=offsets, weights=weights)
             for part in self._parts
         ]  # fmt: skip
 
-    def _rows_of_jagged(self, ids: Jagged, offsets: Tensor, part: "_Features", checked: bool) -> Callable[[], Rows]:
+    def _rows_of_jagged(
+        self, ids: Jagged, offsets: Tensor, part: "_Features", lengths_checked: bool
+    ) -> Callable[[], CheckedRows]:
         num_features, num_samples = ids.lengths.shape
         device = self.device
 
-        def make() -> Rows:
+        def make() -> CheckedRows:
             values = on_device(ids.values, device).long()
             position = torch.arange(values.numel(), dtype=torch.int32, device=device)
             ends = offsets[num_samples :: max(num_samples, 1)] if num_samples else offsets.new_zeros(num_features)
             feature = torch.searchsorted(ends.contiguous(), position, right=True).clamp_(max=num_features - 1)
             mask = None if part.columns is None else part.others[feature]
             rows = rows_of(values, part.first_row_of_all[feature], part.num_rows_of_all[feature], mask)
-            return rows if checked else with_offsets_checked(rows, offsets)
+            return rows if lengths_checked else with_offsets_checked(rows, offsets)
 
         return make
 
@@ -206,14 +215,18 @@ class EmbeddingBagCollection(CachedModule):
                 return f"Jagged: lengths must be 0 or more and add up to the {num_values} values; they give {value}"
             ends = ids.lengths.sum(1).cumsum(0).cpu()
             feature = int(torch.searchsorted(ends, position, right=True))
-            return named.complaint(named.features[feature], f"position {position} of values", value)
+            return named.message(named.features[feature], f"position {position} of values", value)
 
         return describe
 
-    def _find_places(self) -> list[tuple[int, int]]:
-        """For every feature, its group and its place among the group's features."""
-        where = {name: (g, place) for g, part in enumerate(self._parts) for place, name in enumerate(part.features)}
-        return [where[name] for name in self.features]
+    def _find_positions(self) -> list[tuple[int, int]]:
+        """For every feature, the number of its part and its position among the features of that part."""
+        found = {
+            name: (number, position)
+            for number, part in enumerate(self._parts)
+            for position, name in enumerate(part.features)
+        }
+        return [found[name] for name in self.features]
 
     def _arguments(self) -> dict[str, Any]:
         return {"tables": self.tables, "device": str(self.device), "optimizer": self.optimizer, **self._kept}
@@ -221,12 +234,12 @@ class EmbeddingBagCollection(CachedModule):
 
 @dataclass(frozen=True)
 class _Named:
-    """Features and their tables, for what is said of a bad id."""
+    """Features and their tables, for the error message about a bad id."""
 
     features: Sequence[str]
     table_of: Sequence[Table]
 
-    def complaint(self, feature: str, where: str, value: int) -> str:
+    def message(self, feature: str, where: str, value: int) -> str:
         table = self.table_of[self.features.index(feature)]
         return (
             f"feature {feature!r}, {where}: id {value} is not in table {table.name!r}, whose ids go from 0 to "
@@ -235,7 +248,7 @@ class _Named:
 
 
 class _Features:
-    """The features of one group: which columns of a batch they are, and where their tables' rows begin."""
+    """The features of the tables of one dim: their columns in a batch, and the first rows of their tables."""
 
     def __init__(self, tables: TableSet, named: _Named, device: torch.device) -> None:
         table_of = named.table_of
@@ -258,6 +271,6 @@ class _Features:
             self.others[self.columns] = False
 
     def describe(self, found: list[int]) -> str:
-        """Words for what is bad in ids with one id per bag."""
+        """The error message for a bad id in ids with one id per bag."""
         _, position, value = found
-        return self._named.complaint(self.features[position % self.num], f"sample {position // self.num}", value)
+        return self._named.message(self.features[position % self.num], f"sample {position // self.num}", value)

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.policies import Policy
-from hotrows.loop.ticket import Rows
+from hotrows.loop.ticket import CheckedRows
 from hotrows.nn.base import CachedModule
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, check_offsets, on_device, rows_of, with_offsets_checked
 from hotrows.optim import RowOptimizer
-from hotrows.table import FirstValues, Table
+from hotrows.stores import StoreSettings
+from hotrows.table import Init, Table
 
 NAME = "weight"
 
@@ -19,20 +20,23 @@ NAME = "weight"
 class EmbeddingBag(CachedModule):
     """`torch.nn.EmbeddingBag` with its rows in host memory and a cache of them on the device.
 
-    Arguments and call are those of `torch.nn.EmbeddingBag`; after them comes where the rows live. Rows are updated in
-    the backward pass by `optimizer`, with the result, bit for bit, of having all rows on the device.
+    It takes the arguments of `torch.nn.EmbeddingBag` first, and is called like it; keyword arguments say where the
+    rows live. Rows are updated in the backward pass by `optimizer`. The result is, bit for bit, that of having all
+    rows on the device.
 
     Args:
-        max_norm, scale_grad_by_freq: must stay at their defaults: the first changes rows outside the optimizer, the
+        max_norm, scale_grad_by_freq: must keep their defaults. The first changes rows outside the optimizer, and the
             second is not defined for sparse gradients in PyTorch either.
-        sparse: taken and ignored; updates are those of sparse gradients.
+        sparse: accepted and ignored. Updates are those of sparse gradients.
         dtype: float32.
-        cache: rows on the device: 20_000, "1.5%" or "2GB".
+        cache: rows on the device, as a number (20_000), a share ("1.5%") or memory ("2GB").
         optimizer: a row optimizer, such as `hotrows.optim.SGD(lr=0.1)`; None for rows that are only read.
-        policy: who stays in the cache, a name in `hotrows.POLICIES` or a `Policy`.
+        policy: decides which rows stay in the cache, a name in `hotrows.POLICIES` or a `Policy`.
         index: "auto", "direct", "hash" or "set-associative".
-        init: first values, see `hotrows.Table`.
-        seed: of the first values.
+        store: where all rows live: "ram", "device", `hotrows.stores.Ram()`, `hotrows.stores.Device()`, or an object
+            that opens your own store, see `hotrows.stores.StoreSettings`.
+        init: initial values, see `hotrows.Table`.
+        seed: of the initial values.
 
     Example::
 
@@ -59,8 +63,8 @@ class EmbeddingBag(CachedModule):
         optimizer: RowOptimizer | None = None,
         policy: str | Policy = "lookahead",
         index: str = "auto",
-        store: str = "ram",
-        init: FirstValues = "uniform",
+        store: str | StoreSettings = "ram",
+        init: Init = "uniform",
         seed: int = 0,
     ) -> None:
         if max_norm is not None:
@@ -93,11 +97,11 @@ class EmbeddingBag(CachedModule):
         if _weight is not None:
             self.load_weight(_weight)
         elif padding_idx is not None:
-            self._sets[0].part(self.tables[0], "weight")[padding_idx] = 0.0
+            self._sets[0].set_part(self.tables[0], "weight", torch.zeros(1, embedding_dim), first_id=padding_idx)
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **arguments: Any) -> "EmbeddingBag":
-        """Rows from a [num_embeddings, embedding_dim] tensor; frozen ones take no optimizer."""
+        """A bag with rows from a [num_embeddings, embedding_dim] tensor. Frozen rows take no optimizer."""
         if embeddings.dim() != 2:
             raise ValueError(f"embeddings are {list(embeddings.shape)}, give [num_embeddings, embedding_dim]")
         if freeze and arguments.get("optimizer") is not None:
@@ -135,7 +139,7 @@ class EmbeddingBag(CachedModule):
         self._load_weight(NAME, weight)
 
     def pin(self, ids: Tensor) -> None:
-        """Bring the rows of these ids into the cache and keep them there."""
+        """Bring the rows of these ids into the cache, where they stay until `unpin`."""
         self._pin(NAME, ids)
 
     def to_embedding_bag(self) -> torch.nn.EmbeddingBag:
@@ -168,15 +172,16 @@ class EmbeddingBag(CachedModule):
         on_host = offsets is None or offsets.device.type == "cpu"
         ends = None if ends is None else on_device(ends, self.device)
 
-        # requests outlive the loop for a while, and must not keep the bag, its cache and its store with them
+        # Lookups outlive the loop for a while. `make` must not refer to the module, because it would keep the cache and
+        # the store alive.
         device, num_rows, padding = self.device, self.num_embeddings, self.padding_idx
 
-        def make() -> Rows:
+        def make() -> CheckedRows:
             ids = on_device(input, device).long().flatten()
             one = torch.zeros(1, dtype=torch.int64, device=device)
             mask = None if padding is None else ids == padding
-            rows = rows_of(ids, one, one + num_rows, mask)
-            return rows if on_host or ends is None else with_offsets_checked(rows, ends)
+            checked = rows_of(ids, one, one + num_rows, mask)
+            return checked if on_host or ends is None else with_offsets_checked(checked, ends)
 
         return Lookups(make, partial(_describe, num_rows), key=(input,), offsets=ends)
 

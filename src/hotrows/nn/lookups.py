@@ -1,7 +1,7 @@
-"""From a user's ids to rows: what one group looks up in a batch, and what is wrong with it.
+"""From a user's ids to rows: what a batch looks up in the tables of one dim, and whether anything is wrong with it.
 
-Ids are checked on the device, without waiting for the answer: a batch with a bad id gets no rows at all, so it changes
-nothing, and the host raises when it reads what was found.
+Ids are checked on the device, and the host does not wait for the result: a batch with a bad id gets no rows at all, so
+it changes nothing, and the host raises once the result is read back.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.planning.id_columns import IdColumns
-from hotrows.loop.ticket import NOTHING_BAD, Rows
+from hotrows.loop.ticket import NOTHING_BAD, CheckedRows
 from hotrows.ops.rows import NO_ROW
 
 BAD_ID = 1
@@ -20,14 +20,14 @@ BAD_OFFSETS = 2
 
 @dataclass(slots=True)
 class Lookups:
-    """One group's part of a batch."""
+    """What a batch looks up in the tables of one dim."""
 
-    make: Callable[[], Rows]  # run in the planning lane; keeps the tensors alive that it reads
-    describe: Callable[[list[int]], str]  # words for Rows.bad
-    key: tuple[Tensor, ...]  # the user's tensors that decide the rows, compared to find a plan
+    make: Callable[[], CheckedRows]  # runs in the planning stream, and keeps the tensors alive that it reads
+    describe: Callable[[list[int]], str]  # the error message for CheckedRows.bad
+    key: tuple[Tensor, ...]  # the user's tensors that decide the rows, compared to find the plan of a batch
     offsets: Tensor | None = None  # int32 [bags + 1], None where every bag is one lookup
     weights: Tensor | None = None  # float32 [N]
-    columns: IdColumns | None = None  # where the one tensor of `key` is ids [B, F] with one id per bag
+    columns: IdColumns | None = None  # if the one tensor of `key` is ids [B, F] with one id per bag
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -39,13 +39,13 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def rows_of(ids: Tensor, first_row: Tensor, num_rows: Tensor, mask: Tensor | None = None) -> Rows:
+def rows_of(ids: Tensor, first_row: Tensor, num_rows: Tensor, mask: Tensor | None = None) -> CheckedRows:
     """Rows of int64 [N] ids, whose tables begin at `first_row` and have `num_rows` rows (both [N] or [1]).
 
     Lookups under the mask have no row and are not checked.
     """
     if ids.numel() == 0:
-        return Rows(ids)
+        return CheckedRows(ids)
     bad = (ids < 0) | (ids >= num_rows)
     if mask is not None:
         bad &= ~mask
@@ -55,21 +55,21 @@ def rows_of(ids: Tensor, first_row: Tensor, num_rows: Tensor, mask: Tensor | Non
     value = ids.index_select(0, first_bad.clamp(max=ids.numel() - 1).reshape(1))  # indexing would synchronize
     found = torch.cat([torch.stack([torch.where(any_bad, BAD_ID, NOTHING_BAD), first_bad]), value])
     rows = torch.where(any_bad if mask is None else any_bad | mask, NO_ROW, ids + first_row)
-    return Rows(rows, found)
+    return CheckedRows(rows, found)
 
 
-def with_offsets_checked(rows: Rows, offsets: Tensor) -> Rows:
-    """Add a check that offsets, [bags + 1] with the end, begin at 0, ascend, and end at the number of lookups."""
+def with_offsets_checked(checked: CheckedRows, offsets: Tensor) -> CheckedRows:
+    """Also check that offsets, [bags + 1] with the end, begin at 0, ascend, and end at the number of lookups."""
     steps = offsets[1:] - offsets[:-1]
-    good = (offsets[0] == 0) & (offsets[-1] == rows.rows.numel()) & (steps >= 0).all()
+    good = (offsets[0] == 0) & (offsets[-1] == checked.rows.numel()) & (steps >= 0).all()
     found = torch.stack([torch.where(good, NOTHING_BAD, BAD_OFFSETS), torch.zeros_like(offsets[0]), offsets[-1]]).long()
-    if rows.bad is not None:
-        found = torch.where(good, rows.bad, found)
-    return Rows(torch.where(good, rows.rows, NO_ROW), found)
+    if checked.bad is not None:
+        found = torch.where(good, checked.bad, found)
+    return CheckedRows(torch.where(good, checked.rows, NO_ROW), found)
 
 
 def check_offsets(offsets: Tensor, num_lookups: int, name: str) -> None:
-    """The same check on the host, for offsets that are there."""
+    """The same check for offsets on the host, where it can raise at once."""
     if offsets.numel() and int(offsets[0]) != 0:
         raise ValueError(f"{name}[0] is {int(offsets[0])}, the first bag must begin at 0")
     steps = offsets[1:] - offsets[:-1]

@@ -1,4 +1,4 @@
-"""The distinct ids of a batch, for a user to see (HECA's DSF: DeduplicateKeyId and GlobalKeyId)."""
+"""The unique ids of a batch, for users who want to see them (HECA's DSF: DeduplicateKeyId and GlobalKeyId)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class Deduplicated:
 
 
 def split_by_table(tables: TableSet, unique: UniqueRows, shape: Sequence[int] | None) -> dict[str, Deduplicated]:
-    """Cut the distinct rows of a group, ascending and so table by table, into those of each table.
+    """Cut the unique rows of tables of one dim into the unique ids of each table. The rows ascend, table by table.
 
     Args:
-        shape: [B, F] of the batch, where its bags have one id each.
+        shape: [B, F] of the batch if its bags have one id each.
     """
     rows = unique.rows[: int(unique.num)]
     ends = torch.tensor([tables.first_row[t.name] + t.num_rows for t in tables.tables], device=rows.device)

@@ -1,4 +1,4 @@
-"""What the cache holds at the end of a run, table by table."""
+"""The rows in the cache at the end of a run, by table."""
 
 from html import escape
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ class _Table(NamedTuple):
 
 
 def contents(run: Run) -> str:
-    """A line per table, those with the most cached rows first: how much of it is cached, and of the cache is it."""
+    """A line per table: the share of the table that is cached, and its share of the cached rows. Most rows come first."""
     key, title = "contents", "Cache contents by table"
     tables = _tables(run.cache.get("tables"))
     if not tables:
@@ -29,7 +29,7 @@ def contents(run: Run) -> str:
     head = "<th>table</th><th>rows</th><th>cached</th><th>share of the table</th><th>share of what is cached</th>"
     full = f"{count(used)} of {count(slots)} slots used" if slots else f"{count(used)} rows cached"
     small = [table for table in tables if table.num_rows and table.cached == table.num_rows]
-    text = f"{len(small)} of {len(tables)} tables are on the device as a whole." if small else ""
+    text = f"{len(small)} of {len(tables)} tables are on the device completely." if small else ""
     return f"""
 <figure class="card contents" data-plot="{key}">
 {heading(title, full)}

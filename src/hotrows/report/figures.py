@@ -1,4 +1,4 @@
-"""The plots of a report, each from what the run measured."""
+"""The plots of a report. Each shows what the run measured, and says so if nothing was measured."""
 
 from hotrows.report.bars import Bar, bar_list
 from hotrows.report.chart import Chart, Series, Style
@@ -55,7 +55,7 @@ class Figures:
         points = curve(self._parts, lambda values: None if "hit_rate" not in values else 100 * values["hit_rate"])
         overall = number(self._run.summary, "cache", "hit_rate")
         series = [Series("hit rate", points, 1, at_rest=None if overall is None else f"{percent(overall)} overall")]
-        unit = "% of a batch's distinct rows"
+        unit = "% of a batch's unique rows"
         return Chart("hit-rate", "Hit rate", unit, series, _percent, min_span=10, highest=100).html(self._x)
 
     def bytes_moved(self) -> str:

@@ -1,4 +1,4 @@
-"""The headline: what one wants to know of a run first."""
+"""The headline: the figures of a run that a reader wants first."""
 
 from html import escape
 

@@ -1,4 +1,4 @@
-"""The page: title, headline figures, plots, and what was run where."""
+"""The page: title, headline figures, plots, and the settings and environment of the run."""
 
 import os
 from html import escape
@@ -11,13 +11,14 @@ from hotrows.report.figures import Figures
 from hotrows.report.headline import headline
 from hotrows.report.listing import listing
 from hotrows.report.run import Run, number, read_run
+from hotrows.report.strategy import describe_strategy, overruled_settings
 from hotrows.report.units import NOT_MEASURED, duration, percent, whole
 
 
 def write_report(run: Path) -> Path:
-    """Write `report.html` into a run directory, from the files that a training left there.
+    """Write `report.html` into a run directory, from the files that a training wrote there.
 
-    The page needs no network and no other file. What the run did not measure is said to be so.
+    The page needs no network and no other file. Where the run did not measure something, the page says so.
     """
     report = run / "report.html"
     half = run / "report.html.part"
@@ -43,7 +44,9 @@ def page(run: Run) -> str:
         time=figures.throughput() + figures.stages() + figures.longest_stage(),
         memory=figures.memory() + listing("Cache in numbers", _counts(run)),
         contents=contents(run),
-        settings=listing("Configuration", run.config) + listing("Environment", run.environment),
+        settings=listing("Configuration", run.config)
+        + listing("Strategy", describe_strategy(run))
+        + listing("Environment", run.environment),
     )
 
 
@@ -64,7 +67,7 @@ def _data(run: Run) -> str:
 
 
 def _name(text: str) -> str:
-    """The last part of a path; anything else as it is."""
+    """The last part of a path; any other text is returned unchanged."""
     return text.rstrip("/").rsplit("/", 1)[-1] or text
 
 
@@ -80,6 +83,7 @@ def _badge(run: Run) -> str:
 def _facts(run: Run) -> list[tuple[str, str]]:
     config, environment = run.config, run.environment
     cache, train = (value if isinstance(value, dict) else {} for value in (config.get("cache"), config.get("train")))
+    cache = {name: value for name, value in cache.items() if name not in overruled_settings(run)}
     started = str(environment.get("started") or "").replace("T", " ")[:16]
     facts = [
         ("strategy", run.summary.get("strategy") or config.get("strategy")),

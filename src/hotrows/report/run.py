@@ -1,4 +1,4 @@
-"""What a run directory says, as far as it is there: a run that was killed has less of it."""
+"""The files of a run directory. A run that was killed has written only some of them."""
 
 import json
 import math
@@ -14,7 +14,7 @@ class Run:
     """The files of a run directory. A part that is missing is empty.
 
     Args:
-        unreadable: what was there but could not be read, in words.
+        unreadable: a sentence for each file that exists but could not be read.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Run:
     unreadable: tuple[str, ...] = ()
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
-        """Metric lines of one kind by step. After a resume, what was written last about a step counts."""
+        """The metric lines of one kind, by step. Of several lines about a step, the last one counts: a run may be resumed."""
         by_step = {}
         for line in self.metrics:
             step = number(line, "step")
@@ -35,7 +35,7 @@ class Run:
         return [by_step[step] for step in sorted(by_step)]
 
     def evaluation(self, split: str) -> dict[str, Any]:
-        """AUC, log loss and accuracy of a split: from the summary, or the last that was measured before a kill."""
+        """AUC, log loss and accuracy of a split: the final ones, or for a killed run the last ones that were measured."""
         final = self.summary.get(split)
         if isinstance(final, dict):
             return final
@@ -44,7 +44,7 @@ class Run:
 
 
 def number(tree: object, *keys: str) -> float | None:
-    """The finite number at a path in nested JSON, or None where there is none."""
+    """The finite number at a path in nested JSON; None if there is none."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, dict) else None
     if isinstance(tree, bool) or not isinstance(tree, int | float):

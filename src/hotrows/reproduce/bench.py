@@ -15,7 +15,7 @@ from hotrows.data.shapes import SHAPES
 from hotrows.reproduce.kept import KeptDataSet
 from hotrows.reproduce.scale import Scale
 from hotrows.train.config import RunConfig
-from hotrows.train.run import build, choose_device, inform, strategy_of, summarize
+from hotrows.train.run import build, choose_device, strategy_of, summarize
 from hotrows.train.timeline import Timeline
 from hotrows.train.trainer import Trainer
 
@@ -168,9 +168,7 @@ class Bench:
         device = choose_device(config.device)
         gc.collect()
         before = _begin_memory(device)
-        strategy = strategy_of(config)
-        inform(strategy, data)
-        strategy.sampled_counts = data.sampled_counts
+        strategy = strategy_of(config, data.knowledge)
         parts = build(config, data.schema, device, strategy)
         _begin_memory(device)  # what making the rows took for a moment is not what training takes
         records = _Records(lambda done: self.progress(what, done), strategy.warmed_up, device)

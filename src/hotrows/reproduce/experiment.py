@@ -1,4 +1,4 @@
-"""What an experiment is: a figure or table of a paper that can be run again, and what it must show."""
+"""What an experiment is: a figure or table of a paper that can be run again, and the claims it must support."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ class Column:
 
     Args:
         form: how its numbers are written, such as ".1%".
-        published: whether it is the paper's.
+        published: True for a value of the paper.
     """
 
     key: str
@@ -37,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a figure must show, and whether it does; `holds` is None where this machine cannot tell."""
+    """What a figure must show, and whether it does. `holds` is None where this machine cannot decide it."""
 
     text: str
     holds: bool | None
@@ -46,6 +46,17 @@ class Claim:
     @property
     def verdict(self) -> str:
         return "not judged" if self.holds is None else "yes" if self.holds else "NO"
+
+
+def speed_claim(bench: Bench, text: str, holds: bool, found: str, on_a_cpu: str = "") -> Claim:
+    """A claim about speeds. Only a GPU's speeds are judged: a CPU does other work too, so its speeds vary by chance.
+
+    Args:
+        on_a_cpu: why a CPU's speeds say little here, if there is a reason besides that.
+    """
+    if bench.on_gpu:
+        return Claim(text, holds, found)
+    return Claim(text, None, f"{found}; {on_a_cpu or 'speeds on a CPU are not judged'}")
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ class Curve:
 
 @dataclass
 class Result:
-    """What came of an experiment: a row has our values and the paper's side by side."""
+    """The result of an experiment. A row has our values and the paper's side by side."""
 
     columns: tuple[Column, ...]
     rows: list[Row]
@@ -82,7 +93,8 @@ class Experiment:
         name: such as "fig9"; `also` are other names for it.
         about: a sentence for the list of all experiments.
         data: shapes of the data sets it is about.
-        trains: whether it trains, which small scales do with less; one that only counts has the paper's size always.
+        trains: True if it trains. Small scales make training smaller; an experiment that only counts ids always has
+            the paper's size.
     """
 
     name: str
@@ -95,7 +107,7 @@ class Experiment:
     trains: bool = True
 
     def sizes(self, bench: Bench) -> str:
-        """What is smaller than in the paper, in words. A data set that was given has the rows it has."""
+        """What is smaller than in the paper, in words. A data set that the user gives is never scaled down."""
         given = [bench.given[shape] for shape in self.data if shape in bench.given]
         scale = replace(bench.scale, rows=1.0) if given else bench.scale
         sizes = scale.said() if self.trains else "the paper's sizes"
@@ -109,7 +121,7 @@ def number(value: object) -> float:
 
 
 def choose(experiments: Sequence[Experiment], names: Sequence[str], paper: str) -> list[Experiment]:
-    """The experiments of these names, in their order; all if there are none. `Fig 9` and `9` are `fig9`."""
+    """The experiments of these names, in their order; all experiments if no name is given. `Fig 9` and `9` are `fig9`."""
     if not names:
         return list(experiments)
     by_name = {name: each for each in experiments for name in (each.name, *each.also)}

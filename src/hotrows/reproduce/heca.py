@@ -60,7 +60,7 @@ def fig_9(bench: Bench) -> Result:
         (
             Column("batch", "batch", ",d"),
             Column("before", "ids in a batch", ",.0f"),
-            Column("after", "distinct", ",.0f"),
+            Column("after", "unique", ",.0f"),
             Column("ours", "kept", ".2%"),
             Column("published", "paper", ".0%", published=True),
         ),
@@ -108,7 +108,7 @@ def draw_fig_9(figure: "Figure", result: Result) -> None:
     draw.bars(axes, groups, {"ours": result.values("ours"), "paper": result.values("published")}, lambda v: f"{v:.1%}")
     draw.percent(axes)
     draw.legend_above(axes)
-    draw.titled(axes, "What deduplication keeps", "batch size", "distinct ids of a batch")
+    draw.titled(axes, "What deduplication keeps", "batch size", "unique ids of a batch")
 
 
 EXPERIMENTS = (

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hotrows.profile.plot import BLUE, ORANGE, QUIET
 from hotrows.reproduce import draw
 from hotrows.reproduce.bench import Bench
-from hotrows.reproduce.experiment import NOT_READABLE, Claim, Column, Curve, Experiment, Result, Row, number
+from hotrows.reproduce.experiment import NOT_READABLE, Claim, Column, Curve, Experiment, Result, Row, number, speed_claim
 from hotrows.reproduce.heca_runs import BATCH_SIZES, DEFAULT_CACHE, settings_of, speeds, train
 
 if TYPE_CHECKING:
@@ -84,15 +84,15 @@ def fig_7(bench: Bench) -> Result:
     rows: list[Row] = []
     names = ("heca", "host", "device")
     found = speeds(bench, [(name, size, DEFAULT_CACHE) for size in BATCH_SIZES for name in names])
-    for place, size in enumerate(BATCH_SIZES):
+    for i, size in enumerate(BATCH_SIZES):
         speed = {name: found[name, size, DEFAULT_CACHE] for name in names}
         batch = bench.scale.batch_size(size)
         row: Row = {"batch": batch, "samples": speed["heca"]}
         row |= {f"{name}_ms": 1000 * batch / speed[name] for name in speed}
         row["speedup"] = speed["heca"] / speed["host"]
         for card, (ours, hugectr) in TABLE_2.items():
-            row |= {f"paper_{card}": ours[place], f"hugectr_{card}": hugectr[place]}
-        row["paper_speedup"] = TABLE_2["A100"][1][place] / TABLE_2["A100"][0][place]
+            row |= {f"paper_{card}": ours[i], f"hugectr_{card}": hugectr[i]}
+        row["paper_speedup"] = TABLE_2["A100"][1][i] / TABLE_2["A100"][0][i]
         rows.append(row)
     speedups = [number(row["speedup"]) for row in rows]
     mean = sum(speedups) / len(speedups)
@@ -110,11 +110,12 @@ def fig_7(bench: Bench) -> Result:
         ),
         rows,
         [
-            Claim(
+            speed_claim(
+                bench,
                 "heca is faster than rows on the host at every batch size",
-                all(speedup > 1 for speedup in speedups) if bench.on_gpu else None,
-                f"{min(speedups):.2f} to {max(speedups):.2f}, mean {mean:.2f}"
-                + ("" if bench.on_gpu else "; on a CPU the host is the device"),
+                all(speedup > 1 for speedup in speedups),
+                f"{min(speedups):.2f} to {max(speedups):.2f}, mean {mean:.2f}",
+                "on a CPU the host is the device",
             )
         ],
         settings=settings_of(bench) | {"cache_rows": bench.scale.cache_rows(DEFAULT_CACHE)},
@@ -166,11 +167,12 @@ def fig_10(bench: Bench) -> Result:
         ),
         rows,
         [
-            Claim(
+            speed_claim(
+                bench,
                 "an iteration takes less than the sum of its stages",
-                all(share > 0 for share in hidden) if bench.on_gpu else None,
-                f"{min(hidden):.1%} to {max(hidden):.1%} less"
-                + ("" if bench.on_gpu else "; on a CPU rows are planned by the thread that trains"),
+                all(share > 0 for share in hidden),
+                f"{min(hidden):.1%} to {max(hidden):.1%} less",
+                "on a CPU rows are planned by the thread that trains",
             )
         ],
         settings=settings_of(bench) | {"cache_rows": bench.scale.cache_rows(DEFAULT_CACHE)},

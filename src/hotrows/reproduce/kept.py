@@ -1,7 +1,7 @@
-"""A data set read into memory once, so that reading takes no part in what many runs are timed for."""
+"""A data set that is read into memory once, so that the times of many runs do not include reading it."""
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.data.schema import DataSet, Loader
-from hotrows.profile.sampled_counts import sampled_counts
+from hotrows.strategies import DataKnowledge
 
 _READ = 65_536
 
@@ -18,9 +18,9 @@ class KeptDataSet:
     """The first samples of each split of a data set, in memory.
 
     Args:
-        num_train, num_eval: how many samples to keep, at most, of the training split and of each other split.
-        progress: called with the share of them that is read.
-        pinned: in memory that a GPU copies from while the host goes on.
+        num_train, num_eval: the most samples to keep of the training split, and of each other split.
+        progress: called with the share of them that is already read.
+        pinned: keep them in pinned memory, from which a GPU copies while the host goes on.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class KeptDataSet:
         self.name = dataset.name
         self.schema = dataset.schema
         self.counts: Callable[[], dict[str, Tensor]] = cache(dataset.counts)
-        self.sampled_counts: Callable[[float, int], dict[str, Tensor]] = cache(partial(sampled_counts, self))
+        self.knowledge: DataKnowledge = _KeptKnowledge(self)
         wanted = {"train": num_train, "valid": num_eval, "test": num_eval}
         sizes = {split: min(num, dataset.num_samples(split)) for split, num in wanted.items()}
         done = _Done(sum(sizes.values()), progress)
@@ -89,6 +89,17 @@ class KeptLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+
+class _KeptKnowledge(DataKnowledge):
+    """Counts a sample once for all the runs that ask for it."""
+
+    def __init__(self, data: KeptDataSet) -> None:
+        super().__init__(data)
+        self._sampled_counts = cache(super().sampled_counts)
+
+    def sampled_counts(self, share: float, seed: int = 0) -> dict[str, Tensor]:
+        return self._sampled_counts(share, seed)
 
 
 def _read(dataset: DataSet, split: str, num: int, done: "_Done", pinned: bool) -> Batch:

@@ -11,7 +11,7 @@ class Scale:
         rows: share of the tables' rows that are trained.
         counted_rows: share of the tables' rows where ids are only counted, which takes no table.
         batch: batch sizes are divided by it.
-        cache: cache sizes in rows are divided by it. A batch of half the samples has more than half the distinct rows,
+        cache: cache sizes in rows are divided by it. A batch of half the samples has more than half the unique rows,
             so caches shrink less than batches.
         dim: width of the rows; None for the paper's.
         most_lr: learning rates are at most this: a smaller batch needs smaller steps, and synthetic data too.

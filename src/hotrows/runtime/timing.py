@@ -1,4 +1,4 @@
-"""How long work takes, as the lane that does it sees it: the host's time on the CPU, the stream's on CUDA."""
+"""Measures how long a stream's work takes: by the host's clock on the CPU, by CUDA events on CUDA."""
 
 import time
 from collections import deque
@@ -13,7 +13,7 @@ Timestamp = float | torch.cuda.Event
 
 
 def timestamp(device: torch.device) -> Timestamp:
-    """Now, in the caller's lane."""
+    """The present point in the work of the caller's stream."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -22,7 +22,7 @@ def timestamp(device: torch.device) -> Timestamp:
 
 
 class Stopwatch:
-    """Adds up spans of time of one lane. On CUDA a span is known when the device has passed it."""
+    """Adds up spans of one stream's time. On CUDA a span is added once the device has passed it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -31,7 +31,7 @@ class Stopwatch:
 
     @contextmanager
     def span(self) -> Iterator[None]:
-        """Time what the current lane does inside."""
+        """Time what the current stream does inside."""
         begin = timestamp(self._device)
         try:
             yield
@@ -39,6 +39,7 @@ class Stopwatch:
             self.add(begin, timestamp(self._device))
 
     def add(self, begin: Timestamp, end: Timestamp) -> None:
+        """Add the span between two timestamps of the stream."""
         if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
             self._spans.append((begin, end))
             while self._spans and self._spans[0][1].query():  # type: ignore[no-untyped-call]
@@ -48,17 +49,17 @@ class Stopwatch:
             assert isinstance(end, float)
             self._seconds += end - begin
 
-    def take_off(self, seconds: float) -> None:
-        """So much of it was something else."""
+    def subtract(self, seconds: float) -> None:
+        """Take time off the sum that was spent on something else inside a span."""
         self._seconds -= seconds
 
     def restart(self) -> None:
-        """Begin anew from 0."""
+        """Set the sum to 0."""
         self._spans.clear()
         self._seconds = 0.0
 
     def seconds(self) -> float:
-        """The sum so far; waits for the device."""
+        """The sum so far. Blocks the host until the device has passed the last span."""
         while self._spans:
             self._spans[0][1].synchronize()
             self._add_first()
@@ -70,10 +71,10 @@ class Stopwatch:
 
 
 class TimedStream:
-    """A lane whose work is timed, from when it begins: what it waits for does not count.
+    """A stream whose work is timed from when it begins. The time for which it waits does not count.
 
     Args:
-        wanted: whether to time what is submitted now.
+        wanted: tells whether to time the work that is submitted now.
     """
 
     def __init__(self, stream: WorkStream, stopwatch: Stopwatch, wanted: Callable[[], bool]) -> None:

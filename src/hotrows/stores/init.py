@@ -1,23 +1,27 @@
-"""First values of rows, from (seed, table, id) alone: the same in every tier, in any order, for ids that come late.
+"""Initial values of rows, from (seed, table, id) alone: the same in every tier, in any order, for ids that come late.
 
 Uniform values are made of integer arithmetic and exactly rounded float operations, so a CPU and a GPU agree on every
-bit; normal values need logarithms, on which they would not, and are always made on the CPU.
+bit. Normal values need logarithms, on which they would not agree, and are always made on the CPU.
 """
 
 import hashlib
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from hotrows.ops.hash_table.reference import mix
-from hotrows.table import FirstValues
+from hotrows.stores.record import WEIGHT, RecordLayout
+from hotrows.stores.row_order import Numbering
+from hotrows.table import Init, Table
 
 NAMED = ("uniform", "normal")
-GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15: successive counters are spread over all 64 bits
+GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64 spreads successive counters over all 64 bits
+FILL_BYTES = 1 << 26  # of records that are made at a time
 
 
-def check_first_values(init: FirstValues) -> None:
+def check_init(init: Init) -> None:
     if not callable(init) and init not in NAMED:
         raise ValueError(f"init is {init!r}: give one of {', '.join(NAMED)}, or a function (ids, dim) → [n, dim]")
 
@@ -28,7 +32,7 @@ def table_key(seed: int, table: str) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def first_values(init: FirstValues, ids: Tensor, dim: int, num_rows: int, key: int) -> Tensor:
+def initial_values(init: Init, ids: Tensor, dim: int, num_rows: int, key: int) -> Tensor:
     """float32 [n, dim] for int64 [n] ids of a table of `num_rows` rows, on the device of `ids`."""
     if callable(init):
         values = init(ids.cpu(), dim)
@@ -47,6 +51,31 @@ def first_values(init: FirstValues, ids: Tensor, dim: int, num_rows: int, key: i
 
 
 def random_bits(ids: Tensor, width: int, key: int) -> Tensor:
-    """int64 [n, width]: a counter-based generator, the counter being the place in the table."""
+    """int64 [n, width] from a counter-based generator; the counter of a number is its position in the table."""
     column = torch.arange(width, device=ids.device)
     return mix((ids.unsqueeze(1) * width + column + key) * GOLDEN)
+
+
+def initial_records(
+    tables: Sequence[Table],
+    layout: RecordLayout,
+    device: torch.device,
+    seed: int,
+    numbering: Numbering | None = None,
+) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    """Make the initial records of all rows on `device`, some at a time: (rows of the store, records [n, words])."""
+    step = max(1, FILL_BYTES // layout.num_bytes)
+    first_row = 0
+    for table in tables:
+        key = table_key(seed, table.name)
+        for start in range(0, table.num_rows, step):
+            stop = min(start + step, table.num_rows)
+            ids = torch.arange(start, stop, device=device)
+            records = torch.zeros(stop - start, layout.words, dtype=layout.dtype, device=device)
+            weights = initial_values(table.init, ids, layout.dim, table.num_rows, key)
+            layout.values(records, WEIGHT).copy_(weights)
+            for field in layout.state:
+                layout.values(records, field.name).fill_(field.initial_value)
+            rows = slice(first_row + start, first_row + stop)
+            yield (rows if numbering is None else numbering.row_of[rows].long()), records
+        first_row += table.num_rows

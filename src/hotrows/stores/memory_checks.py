@@ -1,4 +1,4 @@
-"""How much memory there is, on the host and on a device, asked before something large is allocated."""
+"""The memory that is available on the host and on a device, checked before anything large is allocated."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from hotrows.errors import OutOfMemoryError
 
 
 def readable(num_bytes: float) -> str:
-    """Bytes as people write them: 17.3 GB."""
+    """A number of bytes as text, such as 17.3 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(num_bytes) < 1000:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -17,7 +17,7 @@ def readable(num_bytes: float) -> str:
 
 
 def available_host_memory() -> int | None:
-    """Bytes that this process can still take: the machine's, or what its container leaves; None if unknown."""
+    """Bytes that this process can still allocate, within the machine and its container; None if unknown."""
     found = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -33,12 +33,12 @@ def available_host_memory() -> int | None:
             )
             found.append(int(limit) - used + cached)
     except (OSError, ValueError, IndexError):
-        pass  # not Linux, or no container: what was found counts
+        pass  # This is not Linux or not a container; the limits found so far are all there are.
     return min(found, default=None)
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes free on a device, None if unknown."""
+    """Bytes that are free on a device; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_host_memory()

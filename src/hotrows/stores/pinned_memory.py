@@ -1,4 +1,4 @@
-"""Host memory of rows: private mappings with huge pages advised, registered with CUDA where kernels reach them."""
+"""Host memory of rows: private mappings with huge pages advised, registered with CUDA if kernels address them."""
 
 import mmap
 import weakref
@@ -10,24 +10,24 @@ from torch import Tensor
 
 _PORTABLE_AND_MAPPED = 3
 
-_spare: "list[_Block] | None" = None  # None: memory that is let go of goes back to the system
+_spare: "list[_Block] | None" = None  # None: memory that is freed returns to the system
 
 
 def host_bytes(owner: object, num_bytes: int, device: torch.device) -> Tensor:
-    """Bytes of any content, the owner's for as long as it lives; kernels of a CUDA device reach them."""
+    """Uninitialized bytes that live as long as their owner; kernels can address them if the device is a CUDA device."""
     block = _take_spare(num_bytes) or _Block(num_bytes)
     if device.type == "cuda":
         block.register(device)
-    finalizer = weakref.finalize(owner, _let_go, block)
-    finalizer.atexit = False  # the driver may be gone by then, and frees it anyway
+    finalizer = weakref.finalize(owner, _free, block)
+    finalizer.atexit = False  # At exit the driver may be unloaded already, and the system frees the memory anyway.
     return block.bytes[:num_bytes]
 
 
 @contextmanager
 def memory_kept() -> Iterator[None]:
-    """Within it, memory that an owner lets go of is kept for the next one that needs no more.
+    """Keep the memory of owners that are deleted inside the block for the next owner that needs no more than that.
 
-    Mapping and registering gigabytes takes seconds, which many runs one after the other need not pay each.
+    Mapping and registering gigabytes takes seconds, which many runs one after the other would pay each.
     """
     global _spare
     assert _spare is None, "memory is kept already"
@@ -41,7 +41,7 @@ def memory_kept() -> Iterator[None]:
 
 
 class _Block:
-    """Private, because a shared anonymous mapping gets no huge pages."""
+    """A mapping. It is private, because a shared anonymous mapping gets no huge pages."""
 
     def __init__(self, num_bytes: int) -> None:
         mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -66,7 +66,7 @@ class _Block:
         self.registered = True
 
     def wait(self) -> None:
-        """Until no kernel writes for its last owner any more."""
+        """Wait until no kernel of the previous owner writes to the memory any more."""
         if self.registered:
             torch.cuda.synchronize(self._device)
 
@@ -77,7 +77,7 @@ class _Block:
 
 
 def _take_spare(num_bytes: int) -> _Block | None:
-    """The smallest spare block that is large enough."""
+    """Take the smallest spare block that is large enough."""
     enough = [block for block in _spare or () if block.bytes.numel() >= num_bytes]
     if not enough:
         return None
@@ -88,7 +88,7 @@ def _take_spare(num_bytes: int) -> _Block | None:
     return chosen
 
 
-def _let_go(block: _Block) -> None:
+def _free(block: _Block) -> None:
     if _spare is None:
         block.unregister()
     else:

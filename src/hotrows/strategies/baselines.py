@@ -1,4 +1,4 @@
-"""Baselines: what the strategies are measured against."""
+"""Baselines: all rows in one place, which the other strategies are measured against."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,7 +13,9 @@ from hotrows.table import Table
 
 
 class DeviceStrategy(Strategy):
-    """All rows on the device: the ceiling."""
+    """All rows on the device: the fastest way, where they fit."""
+
+    help = "All rows on the device. The fastest way, where they fit."
 
     def make_bags(
         self, tables: Sequence[Table], dim: int, optimizer: RowOptimizer, device: torch.device, seed: int
@@ -21,12 +23,14 @@ class DeviceStrategy(Strategy):
         return EmbeddingBagCollection(tables, dim, optimizer=optimizer, store="device", device=device, seed=seed)
 
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
-        # a batch's rows are sorted while earlier ones train
+        # Rows need not be moved, but looking ahead lets the rows of a batch be sorted while earlier batches train.
         return lookahead(loader, bags, self.cache.depth, self.cache.depth + 3)
 
 
 class HostStrategy(DeviceStrategy):
-    """Rows and their optimizer on the CPU, whatever the device of the model: the floor."""
+    """Rows and their optimizer on the CPU, whichever device the model is on: the slowest way."""
+
+    help = "Rows and their optimizer on the CPU, whichever device the model is on. The slowest way."
 
     def make_bags(
         self, tables: Sequence[Table], dim: int, optimizer: RowOptimizer, device: torch.device, seed: int

@@ -1,9 +1,8 @@
 """FreqCache: rows ordered from hot to cold, the coldest evicted, moved in blocks, one batch after the other."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,25 +13,21 @@ from hotrows.cache.transfer import BlockTransmitter
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
 from hotrows.stores.row_order import RowOrder
-from hotrows.strategies.base import CacheSettings, Strategy
+from hotrows.strategies.base import Strategy
+from hotrows.strategies.options import option
 from hotrows.table import Table
 
 
 @dataclass(frozen=True)
 class FreqCacheOptions:
-    """What a user chooses of FreqCache, with the published values.
+    """Section [freqcache] of a run file. The defaults are the published values."""
 
-    Args:
-        warmup_ratio: the share of the slots that are filled with the hottest rows before training.
-        buffer_rows: the most rows that are copied at once.
-        sample: the share of the training samples on which frequencies are counted; None: the data set's own counts.
-        sample_seed: of that sample.
-    """
-
-    warmup_ratio: float = 0.7
-    buffer_rows: int = 50_000
-    sample: float | None = None
-    sample_seed: int = 0
+    warmup_ratio: float = option(0.7, "Share of the slots that are filled with the hottest rows before training.")
+    buffer_rows: int = option(50_000, "The most rows that are copied at once; more go in several passes.")
+    sample: float | None = option(
+        None, "Share of the training samples on which frequencies are counted; unset, the data set's own counts."
+    )
+    sample_seed: int = option(0, "Seed of that sample.")
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_ratio <= 1:
@@ -44,17 +39,16 @@ class FreqCacheOptions:
 
 
 class FreqCacheStrategy(Strategy):
-    """A cache that knows how frequent rows are, and nothing of the batches to come (Fang et al., 2022).
+    """A cache that knows how frequent rows are, and nothing about later batches (Fang et al., 2022).
 
-    Takes the size and the index of the cache settings. The policy is the frequency known beforehand, the depth 0.
+    It takes the size and the index from the cache settings. The policy is the known frequency, and the depth is 0.
     """
 
+    help = "Orders rows by frequency and evicts the coldest, one batch after the other (FreqCache, 2022)."
+    options_type = FreqCacheOptions
     overrules = ("policy", "depth", "window")
 
-    def __init__(
-        self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
-    ) -> None:
-        super().__init__(cache, FreqCacheOptions() if options is None else options, counts)
+    options: FreqCacheOptions
 
     def make_bags(
         self, tables: Sequence[Table], dim: int, optimizer: RowOptimizer, device: torch.device, seed: int
@@ -72,12 +66,12 @@ class FreqCacheStrategy(Strategy):
             transfer=BlockTransmitter(self.options.buffer_rows),
         )
         for group in bags.groups:
-            # rounded first: 0.7 · 110 could be a little more than 77, and must not become 78
+            # Round before ceil: 0.7 · 110 may be slightly more than 77 in floating point, and must not become 78.
             preload_hottest(group, math.ceil(round(self.options.warmup_ratio * group.num_slots, 6)))
         return bags
 
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
-        # every batch is planned, and its rows are moved, when it is looked up
+        # Without lookahead, every batch is planned and its rows are moved when it is looked up.
         return iter(loader)
 
     def _counts_of(self, tables: Sequence[Table]) -> dict[str, Tensor]:
@@ -91,15 +85,15 @@ class FreqCacheStrategy(Strategy):
         return {table.name: _fitted(counted[table.name], table.num_rows) for table in tables}
 
     def _count(self) -> dict[str, Tensor]:
-        if self.options.sample is not None and self.sampled_counts is not None:
-            return self.sampled_counts(self.options.sample, self.options.sample_seed)
-        if self.counts is None:
+        if self.data is None:
             raise ValueError("strategy 'freqcache' orders rows by frequency: give it counts")
-        return self.counts()
+        if self.options.sample is not None:
+            return self.data.sampled_counts(self.options.sample, self.options.sample_seed)
+        return self.data.counts()
 
 
 def _fitted(counts: Tensor, num_rows: int) -> Tensor:
-    """Counts of as many ids as a table has rows: a model may be evaluated on data with fewer ids."""
+    """One count per row of the table. A model may be evaluated on data with fewer ids than its tables have rows."""
     fitted = torch.zeros(num_rows, dtype=torch.int64)
     fitted[: counts.numel()] = counts[:num_rows]
     return fitted

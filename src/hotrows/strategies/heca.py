@@ -1,13 +1,14 @@
-"""HECA: hot rows stay on the device, the rest comes and goes, and loading, collecting and training overlap.
+"""HECA: hot rows stay on the device, all others are cached on demand, and loading, collecting and training overlap.
 
 A Heterogeneous Embedding Caching Algorithm for Multi-GPU CTR Prediction Model Training (2024). Where the paper's
-Algorithm 1 is silent, its cache is ours: the hash index probes a bounded number of cells, every victim is written back,
-and a batch for which there are too few victims goes through the overflow buffer. Among the rows that may go, the paper
-names no order; here the one looked up least often since it came goes first, or the least recently used (`victims`).
+Algorithm 1 is silent, this strategy does what our cache does: the hash index probes a bounded number of cells, every
+victim is written back, and rows without a slot go through the overflow buffer. The paper names no order among the rows
+that may be evicted. Here the row looked up least often since it was fetched is evicted first, or the least recently
+used one (`victims`).
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,10 @@ from hotrows.data.read_ahead import iterate_ahead_if_slow
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
 from hotrows.strategies.base import CacheSettings, Strategy
+from hotrows.strategies.data_knowledge import DataKnowledge
 from hotrows.strategies.hot_set import HotSet, Room, check_threshold, choose_hot
 from hotrows.strategies.lookahead import lookahead
+from hotrows.strategies.options import option
 from hotrows.strategies.stage_times import StageClock, StageTimes
 from hotrows.table import Table
 
@@ -30,33 +33,35 @@ logger = logging.getLogger("hotrows")
 
 CONSISTENCIES = ("exact", "stale")
 VICTIMS = ("lfu", "lru")
-DEPTH = 1  # the next batch's rows are fetched while the current one trains
-HASTE = 2.0  # of the moves, which have what planning leaves of the current batch's time
-WINDOW = 4  # batches taken from the loader ahead: the next ones' plans are made a turn or two before they move
+DEPTH = 1  # the rows of the next batch are fetched while the current batch trains
+HASTE = 2.0  # moves must finish in the part of the current batch's time that planning leaves, so they are hurried
+WINDOW = 4  # batches read ahead from the loader, so that plans are made one or two iterations before their moves
 
 
 @dataclass(frozen=True)
 class HecaOptions:
-    """Section [heca] of a run file.
+    """Section [heca] of a run file."""
 
-    Args:
-        hot: which rows are hot: those that occur so often in the sample (10), the most frequent ones that get this
-            share of its accesses ("90%"), or as many of them as this memory holds ("256MB").
-        sample: share of the training samples that frequencies are counted on.
-        sample_seed: of that sample.
-        dynamic: share of the cache, at least, for rows that come and go; hot rows beyond the rest are left out.
-        victims: which of them goes first: "lfu", the one looked up least often since it came, which keeps more of a
-            click log's rows, or "lru", the least recently used, for logs whose users and items come and go.
-        consistency: "exact", or "stale": the next batch reads its rows when they are fetched, before the current one
-            has updated them, as published.
-    """
-
-    hot: int | str = "90%"
-    sample: float = 0.05
-    sample_seed: int = 0
-    dynamic: float = 0.5
-    victims: str = "lfu"
-    consistency: str = "exact"
+    hot: int | str = option(
+        "90%",
+        "Which rows are hot: those that occur at least this often in the sample (10), the most frequent ones that get "
+        'this share of its accesses ("90%"), or as many of them as fit into this much memory ("256MB").',
+    )
+    sample: float = option(0.05, "Share of the training samples on which frequencies are counted.")
+    sample_seed: int = option(0, "Seed of that sample.")
+    dynamic: float = option(
+        0.5, "Least share of the cache for rows that are not hot. Hot rows that do not fit into the rest are left out."
+    )
+    victims: str = option(
+        "lfu",
+        'Which row is evicted first: "lfu", the one looked up least often since it was fetched, which suits most click '
+        'logs, or "lru", the least recently used one, for logs whose users and items change.',
+    )
+    consistency: str = option(
+        "exact",
+        '"exact", or as published "stale": the rows of the next batch are read when they are fetched, before the '
+        "current batch has updated them.",
+    )
 
     def __post_init__(self) -> None:
         check_threshold(self.hot)
@@ -71,20 +76,21 @@ class HecaOptions:
 
 
 class HecaStrategy(Strategy):
-    """A static part of the cache for hot rows, a dynamic one for the next batch's misses, three overlapping stages.
+    """A static part of the cache for hot rows, a dynamic part for the next batch's misses, three overlapping stages.
 
-    Of the cache's settings only its size counts: index, policy and depth are HECA's own.
+    It takes only the size from the cache settings. Index, policy and depth are HECA's own.
     """
 
-    loads_ahead = True
+    help = "Keeps hot rows on the device, and overlaps loading, collecting rows and training (HECA, 2024)."
+    options_type = HecaOptions
     overrules = ("policy", "index", "depth", "window")
+    loads_ahead = True
 
-    def __init__(
-        self, cache: CacheSettings, options: Any = None, counts: Callable[[], dict[str, Tensor]] | None = None
-    ) -> None:
-        super().__init__(cache, options, counts)
-        self.options: HecaOptions = HecaOptions() if options is None else options
-        self.hot: HotSet | None = None  # once the bags are made
+    options: HecaOptions
+
+    def __init__(self, cache: CacheSettings, options: Any = None, data: DataKnowledge | None = None) -> None:
+        super().__init__(cache, options, data)
+        self.hot: HotSet | None = None  # chosen when the bags are made
         self._clock: StageClock | None = None
 
     def make_bags(
@@ -102,9 +108,9 @@ class HecaStrategy(Strategy):
         return bags
 
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
-        """The three stages: a loader in a thread, a collector in the lanes of the cache, the caller as the trainer.
+        """Run the three stages: the loader in a thread, the collector in the cache's streams, the caller as trainer.
 
-        A loader that takes less than handing over its batches is not kept in a thread of its own.
+        The loader gets no thread of its own if making a batch takes less time than handing it over to another thread.
         """
         if self._clock is None or not self._clock.is_of(bags):
             self._clock = StageClock(bags)
@@ -113,7 +119,7 @@ class HecaStrategy(Strategy):
 
     @property
     def stage_times(self) -> StageTimes | None:
-        """Of the batches so far, or since the warm-up; None before the first loop."""
+        """The times of all batches so far, or of those since the warm-up. None before the first loop."""
         return None if self._clock is None else self._clock.times()
 
     def warmed_up(self) -> None:
@@ -130,6 +136,19 @@ class HecaStrategy(Strategy):
         if times is not None:
             found["stages_ms"] = times.to_json()
         return found
+
+    @classmethod
+    def describe_outcome(cls, outcome: Mapping[str, Any]) -> list[tuple[str, str]]:
+        lines = []
+        if "hot_rows" in outcome:
+            share = outcome["hot_share_of_accesses"]
+            lines.append(("hot rows", f"{outcome['hot_rows']:,}, never evicted ({share:.1%} of accesses)"))
+        if "stale_share" in outcome:
+            share = outcome["stale_share"]
+            lines.append(("stale reads", f"{share:.1%} of {outcome['reads']:,} rows read were one update old"))
+        if "stages_ms" in outcome:
+            lines.append(("stages, ms", ", ".join(f"{name} {ms:.2f}" for name, ms in outcome["stages_ms"].items())))
+        return lines
 
     def _choose_hot(self, bags: EmbeddingBagCollection) -> HotSet:
         counts = self._count()
@@ -150,17 +169,14 @@ class HecaStrategy(Strategy):
         return hot
 
     def _count(self) -> dict[str, Tensor]:
-        """On a sample where there is one, else on all that is known."""
-        if self.sampled_counts is not None:
-            return self.sampled_counts(self.options.sample, self.options.sample_seed)
-        if self.counts is not None:
-            return self.counts()
+        if self.data is not None:
+            return self.data.sampled_counts(self.options.sample, self.options.sample_seed)
         logger.warning("heca: nothing is known of the frequencies, so no row is hot and the whole cache is dynamic")
         return {}
 
 
 def preload(bags: EmbeddingBagCollection, hot: HotSet) -> None:
-    """Bring the hot rows into the cache, never to be evicted. That is no training: only the bytes are counted."""
+    """Fetch the hot rows into the cache and pin them. Only the bytes count in the stats, because no batch trained."""
     for name, ids in hot.ids.items():
         if ids.numel():
             bags.pin(name, ids)

@@ -103,7 +103,7 @@ class StageClock:
                 if begin is not None and end is not None and self._num_read() == num_read:
                     self._num_trained += 1
                     self._trainer.add(begin, end)
-                    self._trainer.take_off(self._stall_seconds() - stalled)
+                    self._trainer.subtract(self._stall_seconds() - stalled)
                     if before is not None:  # the first batch of a loop waits for the pipeline to fill
                         self._num_turns += 1
                         self._wall.add(before, end)

@@ -1,18 +1,15 @@
-"""A run, described by one TOML file: every section is a dataclass, every key is known or refused."""
+"""A run, described by one TOML file. Every section is a dataclass, and an unknown key is an error."""
 
 import dataclasses
 import tomllib
-import types
-import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from hotrows.strategies import option_sections, strategy_type
 from hotrows.strategies.base import CacheSettings
-from hotrows.strategies.freqcache import FreqCacheOptions
-from hotrows.strategies.heca import HecaOptions
-
-T = TypeVar("T")
+from hotrows.train.read_dataclass import read_dataclass, read_section, refuse_unknown_keys
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 DECAYS = ("none", "linear", "cosine")
@@ -27,7 +24,7 @@ class ModelConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Of the rows, or of the dense part; what is None is left at the optimizer's own default."""
+    """The optimizer of the rows, or of the dense part. A setting that is None keeps the optimizer's own default."""
 
     name: str = "sgd"
     lr: float = 0.1
@@ -45,7 +42,7 @@ class OptimizerConfig:
 
 @dataclass
 class ScheduleConfig:
-    """The learning rates rise linearly over the warm-up, then decay to `end` times themselves."""
+    """The learning rates rise linearly during the warm-up, and then decay to `end` times their value."""
 
     warmup_steps: int = 0
     decay: str = "none"
@@ -57,17 +54,22 @@ class TrainConfig:
     batch_size: int = 2048
     epochs: int = 1
     max_steps: int | None = None
-    eval_every: int | None = None  # steps; None: at the end of every epoch
+    eval_every: int | None = None  # in steps; None evaluates at the end of every epoch
     eval_batch_size: int = 8192
     log_every: int = 20
     precision: str = "fp32"
-    graphs: bool = True  # on CUDA: replay the training step from CUDA graphs
+    graphs: bool = True  # on CUDA, replay the training step from CUDA graphs
     shuffle: bool = False
 
 
 @dataclass
 class RunConfig:
-    """Everything that decides the result of a run, and where it goes."""
+    """Everything that decides the result of a run, and where it is written.
+
+    Attributes:
+        options: the settings of strategies, by the strategy's name. In a run file each of them is a section of that
+            name, such as [heca]. A strategy that is missing here has its defaults.
+    """
 
     data: str = ""
     out: str | None = None
@@ -76,18 +78,44 @@ class RunConfig:
     strategy: str = "lookahead"
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheSettings = field(default_factory=CacheSettings)
-    freqcache: FreqCacheOptions = field(default_factory=FreqCacheOptions)
-    heca: HecaOptions = field(default_factory=HecaOptions)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     dense_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     save: bool = True  # keep the trained model in the run directory, for `hotrows evaluate`
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], where: str) -> "RunConfig":
+        """Read a run from the content of a run file or of a run's config.json.
+
+        Args:
+            where: the file, for error messages.
+        """
+        own = {each.name for each in dataclasses.fields(cls)} - {"options"}
+        sections = option_sections()
+        assert not own & set(sections), f"strategies with options cannot have the names {own & set(sections)}"
+        refuse_unknown_keys(content, own | set(sections), where)
+        run = read_dataclass(cls, {key: value for key, value in content.items() if key in own}, where)
+        run.options = {
+            name: read_section(kind, content[name], name, where) for name, kind in sections.items() if name in content
+        }
+        return run
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_dict` reads: the sections of the chosen strategy, and of others where they were given."""
+        content = {
+            each.name: _plain(getattr(self, each.name)) for each in dataclasses.fields(self) if each.name != "options"
+        }
+        sections = option_sections()
+        chosen = {self.strategy: sections[self.strategy]()} if self.strategy in sections else {}
+        return content | {name: _plain(options) for name, options in (chosen | self.options).items()}
 
     def check(self) -> None:
-        """Raise for what cannot be, before anything is read or allocated."""
+        """Raise if a setting is out of range or unknown, before anything is read or allocated."""
         if not self.data:
             raise ValueError("data: name a prepared directory or synthetic:criteo-kaggle, synthetic:avazu, …")
+        strategy_type(self.strategy)
         for name, value, lowest in (
             ("train.batch_size", self.train.batch_size, 1),
             ("train.epochs", self.train.epochs, 1),
@@ -106,9 +134,6 @@ class RunConfig:
             if chosen not in known:
                 raise ValueError(f"{name} is {chosen!r}: known are {', '.join(known)}")
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 def read_run(path: Path) -> RunConfig:
     """Read a run file."""
@@ -118,36 +143,8 @@ def read_run(path: Path) -> RunConfig:
         raise ValueError(f"{path}: there is no such file") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: this is not TOML: {error}") from None
-    return from_dict(RunConfig, content, str(path))
+    return RunConfig.from_dict(content, str(path))
 
 
-def from_dict(kind: type[T], content: dict[str, Any], where: str) -> T:
-    """Make a dataclass of a dict, refusing keys it does not have and values of another type."""
-    hints = typing.get_type_hints(kind)
-    unknown = sorted(set(content) - set(hints))
-    if unknown:
-        raise ValueError(f"{where}: unknown {', '.join(map(repr, unknown))}; known are {', '.join(sorted(hints))}")
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        expected = hints[key]
-        if dataclasses.is_dataclass(expected):
-            if not isinstance(value, dict):
-                raise ValueError(f"{where}: {key} is {value!r}, it must be a section, [{key}]")
-            values[key] = from_dict(typing.cast(type[Any], expected), value, f"{where}: [{key}]")
-        else:
-            values[key] = _converted(value, expected, f"{where}: {key}")
-    return kind(**values)
-
-
-def _converted(value: Any, expected: Any, where: str) -> Any:
-    allowed = (
-        typing.get_args(expected) if typing.get_origin(expected) in (typing.Union, types.UnionType) else (expected,)
-    )
-    for kind in allowed:
-        plain = typing.get_origin(kind) or kind
-        if plain is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
-            return value
-    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed if kind is not types.NoneType)
-    raise ValueError(f"{where} is {value!r}, it must be {names}")
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value

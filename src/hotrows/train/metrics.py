@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 class ClickMetrics:
-    """Gathers logits and labels of a split, on the CPU, and answers once. Exact: no binning."""
+    """Collects the logits and labels of a split on the CPU. The AUC is exact: scores are not binned."""
 
     def __init__(self) -> None:
         self._logits: list[Tensor] = []
@@ -16,7 +16,7 @@ class ClickMetrics:
         self._labels.append(labels.detach().float().cpu())
 
     def result(self) -> dict[str, float] | None:
-        """ "auc", "logloss", "accuracy"; None without samples. The AUC of a single class is not a number."""
+        """The metrics "auc", "logloss" and "accuracy"; None without samples. The AUC of a single class is NaN."""
         if not self._logits:
             return None
         from torchmetrics.functional.classification import binary_accuracy, binary_auroc

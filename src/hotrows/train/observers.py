@@ -1,4 +1,4 @@
-"""Those who are told how a run goes: a metrics file, TensorBoard, a progress bar."""
+"""Observers of a run: a metrics file, TensorBoard, a progress bar."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class MetricsFile:
-    """One JSON object a line, written as it comes."""
+    """One JSON object per line. Each is written as soon as it is known, so that a killed run keeps its metrics."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard."""
+    """Writes scalars for TensorBoard."""
 
     def __init__(self, path: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -52,7 +52,7 @@ class TensorBoard:
 
 
 class ProgressBar:
-    """A bar on the terminal: steps, samples per second, loss, hit rate, stalls."""
+    """Shows steps, samples per second, loss, hit rate and stalls in a bar on the terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console

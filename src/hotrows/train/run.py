@@ -1,4 +1,4 @@
-"""A run: from its configuration to a directory with everything that came of it."""
+"""A run: from its configuration to a directory with its results."""
 
 import json
 import logging
@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.schema import DataSet, Schema
 from hotrows.models import make_model
 from hotrows.optim import make_optimizer
-from hotrows.profile.sampled_counts import sampled_counts
 from hotrows.stores.memory_checks import available_host_memory, readable, require_memory
-from hotrows.strategies import Strategy, make_strategy
+from hotrows.strategies import DataKnowledge, Strategy, make_strategy
 from hotrows.table import Table
-from hotrows.train.config import OptimizerConfig, RunConfig, from_dict
+from hotrows.train.config import OptimizerConfig, RunConfig
 from hotrows.train.observers import MetricsFile, ProgressBar, TensorBoard
+from hotrows.train.precision import computing_in, set_matmul_precision
 from hotrows.train.timeline import Timeline
 from hotrows.train.trainer import DENSE, Observer, Outcome, Parts, Trainer, evaluate
 
@@ -42,21 +41,25 @@ class Run:
 
 
 def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run:
-    """Train as configured, and write the run directory: configuration, versions, metrics, report, model."""
+    """Train as configured, and write the run directory: configuration, versions, metrics, report, model.
+
+    Args:
+        trace: also write trace.json, a timeline for Perfetto.
+        progress: show a progress bar.
+    """
     config.check()
-    strategy = strategy_of(config)
     device = choose_device(config.device)
     if config.train.precision != "fp32" and device.type == "cpu":
         raise ValueError(f"train.precision is {config.train.precision!r}, which is for CUDA: use fp32 on a CPU")
     data = open_dataset(config.data)
-    inform(strategy, data)
+    strategy = strategy_of(config, DataKnowledge(data))
     directory = _make_directory(config)
     parts = build(config, data.schema, device, strategy)
     _write(directory / "config.json", config.to_json())
     _write(directory / "environment.json", environment(device))
     timeline = Timeline(keep=trace)
-    for group in parts.bags.groups:
-        timeline.watch(group)
+    for scheduler in parts.bags.schedulers:
+        timeline.watch(scheduler.streams)
     observers: list[Observer] = [MetricsFile(directory / "metrics.jsonl"), TensorBoard(directory / "tensorboard")]
     if progress:
         observers.append(ProgressBar())
@@ -74,26 +77,24 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     return Run(directory, summary)
 
 
-def strategy_of(config: RunConfig) -> Strategy:
-    """The configured strategy, with its own section of the run file where it has one."""
-    strategy = make_strategy(config.strategy, config.cache, getattr(config, config.strategy, None))
+def strategy_of(config: RunConfig, data: DataKnowledge | None = None) -> Strategy:
+    """Make the configured strategy with its own section of the run file, and warn about settings it does not use.
+
+    Args:
+        data: what is known about the training split.
+    """
+    strategy = make_strategy(config.strategy, config.cache, config.options.get(config.strategy), data)
     overruled = strategy.overruled()
     if overruled:
-        said = ", ".join(f"cache.{name} = {value!r}" for name, value in overruled.items())
-        logger.warning("%s chooses by itself what %s would say: it is not used", config.strategy, said)
+        unused = ", ".join(f"cache.{name} = {value!r}" for name, value in overruled.items())
+        logger.warning("strategy %s chooses these settings itself and does not use %s", config.strategy, unused)
     return strategy
 
 
-def inform(strategy: Strategy, data: DataSet) -> None:
-    """Let a strategy know what it may ask of the data that will be trained on."""
-    strategy.counts = data.counts
-    strategy.sampled_counts = partial(sampled_counts, data)
-
-
 def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Strategy) -> Parts:
-    """Model, embedding bags and optimizers, all from the configured seed."""
+    """Make the model, the embedding bags and the optimizers. Every random value comes from the configured seed."""
     torch.manual_seed(config.seed)
-    torch.set_float32_matmul_precision("highest" if config.train.precision == "fp32" else "high")
+    set_matmul_precision(config.train.precision)
     model = make_model(config.model.name, len(schema.dense), len(schema.categorical), config.model.dim).to(device)
     features: dict[str, list[str]] = {}
     for column in schema.categorical:
@@ -111,8 +112,8 @@ def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Str
 
 
 def evaluate_run(directory: Path, data: str | None = None, split: str = "test") -> dict[str, Any]:
-    """Metrics of a run's model on a split of its own data set or of another one of the same schema."""
-    config = from_dict(RunConfig, _read(directory / "config.json"), str(directory / "config.json"))
+    """Evaluate a run's model, in the run's precision, on a split of its own data set or of one with the same columns."""
+    config = RunConfig.from_dict(_read(directory / "config.json"), str(directory / "config.json"))
     path = directory / MODEL_FILE
     if not path.exists():
         raise ValueError(f"{directory} has no {MODEL_FILE}: train with save = true to evaluate later")
@@ -130,23 +131,20 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
         raise ValueError(
             f"{dataset.name} has more ids than the model's tables have rows: give the one it was trained on"
         )
-    config.device = str(choose_device("auto" if not torch.cuda.is_available() else config.device))
-    strategy = strategy_of(config)
-    strategy.counts = dataset.counts
-    parts = build(config, schema, torch.device(config.device), strategy)
+    device = choose_device(config.device if torch.cuda.is_available() else "auto")
+    parts = build(config, schema, device, strategy_of(config, DataKnowledge(dataset)))
     parts.model.load_state_dict(saved["model"])
     parts.bags.load_state_dict(saved["bags"])
     if dataset.num_samples(split) == 0:
         raise ValueError(f"{dataset.name} has no samples in its {split} split")
-    from contextlib import nullcontext
-
-    result = evaluate(parts, dataset.loader(split, config.train.eval_batch_size), nullcontext())
+    loader = dataset.loader(split, config.train.eval_batch_size)
+    result = evaluate(parts, loader, computing_in(config.train.precision, device))
     return {"model": config.model.name, "data": dataset.name, split: result}
 
 
 def save_model(directory: Path, parts: Parts) -> None:
-    """Everything that `evaluate_run` needs."""
-    num_bytes = sum(group.store.num_rows * group.dim * 4 for group in parts.bags.groups)
+    """Write everything that `evaluate_run` needs into the run directory."""
+    num_bytes = sum(cache.store.num_rows * cache.dim * 4 for cache in parts.bags.caches)
     require_memory("a copy of the model", num_bytes, available_host_memory(), "host memory", "train with save = false")
     free = shutil.disk_usage(directory).free
     if num_bytes > free:
@@ -166,11 +164,11 @@ def save_model(directory: Path, parts: Parts) -> None:
 
 
 def summarize(config: RunConfig, parts: Parts, outcome: Outcome) -> dict[str, Any]:
-    """The JSON object of a run."""
+    """The summary of a run, as JSON values."""
     stats = parts.bags.stats()
-    slots = sum(group.num_slots for group in parts.bags.groups)
-    num_rows = sum(group.store.num_rows for group in parts.bags.groups)
-    store_bytes = sum(group.store.num_rows * group.store.layout.num_bytes for group in parts.bags.groups)
+    slots = sum(cache.num_slots for cache in parts.bags.caches)
+    num_rows = sum(cache.store.num_rows for cache in parts.bags.caches)
+    store_bytes = sum(cache.store.num_rows * cache.store.layout.num_bytes for cache in parts.bags.caches)
     return {
         "strategy": config.strategy,
         "model": config.model.name,
@@ -197,7 +195,7 @@ def summarize(config: RunConfig, parts: Parts, outcome: Outcome) -> dict[str, An
         "device_memory": _device_memory(parts),
         "host_memory": store_bytes,
         "num_rows": num_rows,
-        "dim": parts.bags.groups[0].dim,
+        "dim": parts.bags.caches[0].dim,
     }
 
 
@@ -205,12 +203,12 @@ def cache_contents(parts: Parts) -> dict[str, Any]:
     """How many rows of each table are in the cache."""
     found = parts.bags.cached_rows()
     tables = [{"name": table.name, "rows": table.num_rows, "cached": found[table.name]} for table in parts.bags.tables]
-    slots = sum(group.num_slots for group in parts.bags.groups)
+    slots = sum(cache.num_slots for cache in parts.bags.caches)
     return {"slots": slots, "used": sum(found.values()), "tables": tables}
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Where and with what a run was made."""
+    """The machine and the versions that a run was made with."""
     return {
         "hotrows": hotrows.__version__,
         "python": platform.python_version(),
@@ -224,7 +222,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto" is CUDA where there is one."""
+    """The device of a name; "auto" is CUDA where PyTorch sees a device, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -233,7 +231,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def _columns_of(schema: Schema, tables: dict[str, int]) -> tuple[Any, ...]:
-    """The data set's columns with the tables' sizes of the model: ids beyond them are rare."""
+    """The data set's columns with the table sizes of the model. Ids beyond these sizes become the rare id."""
     from dataclasses import replace
 
     unknown = sorted({column.table for column in schema.categorical} - set(tables))
@@ -247,10 +245,10 @@ def _dense_optimizer(config: OptimizerConfig, model: torch.nn.Module) -> torch.o
 
 
 def _device_memory(parts: Parts) -> int:
-    """Most bytes taken on the device; on the CPU what is kept there in place of a device: cache, index and model."""
+    """The most bytes allocated on the device. On the CPU, the bytes of cache, index and model."""
     if parts.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(parts.device))
-    return sum(group.device_bytes for group in parts.bags.groups) + sum(p.nbytes for p in parts.model.parameters())
+    return sum(cache.device_bytes for cache in parts.bags.caches) + sum(p.nbytes for p in parts.model.parameters())
 
 
 def _make_directory(config: RunConfig) -> Path:

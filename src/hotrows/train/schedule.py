@@ -8,7 +8,7 @@ from hotrows.train.config import ScheduleConfig
 
 
 def factor_at(config: ScheduleConfig, step: int, num_steps: int) -> float:
-    """What the learning rates are multiplied with at a step, counted from 0."""
+    """The factor of the learning rates at a step. Steps are counted from 0."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     if config.decay == "none":
@@ -19,7 +19,7 @@ def factor_at(config: ScheduleConfig, step: int, num_steps: int) -> float:
 
 
 def num_changing(config: ScheduleConfig, num_steps: int) -> int:
-    """After so many steps learning rates stay as they are: on a GPU it takes kernels to set them."""
+    """The number of steps after which learning rates stay constant. On a GPU, setting a rate launches kernels."""
     return config.warmup_steps if config.decay == "none" else num_steps
 
 

@@ -1,4 +1,4 @@
-"""What took how long: the three stages of training, in sums and, if wanted, as a timeline for Perfetto."""
+"""How long each stage of training takes: in sums, and on request as a timeline for Perfetto."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from hotrows.cache.row_cache import RowCache
+from hotrows.cache.streams import CacheStreams
 from hotrows.runtime.streams import Event, WorkStream
 
 B = TypeVar("B")
@@ -17,47 +17,52 @@ STAGES = ("load", "plan", "wait", "train")
 
 
 class Timeline:
-    """Seconds spent in each stage; with `keep`, every span of time as well."""
+    """The seconds spent in each stage; with `keep`, every span of time as well."""
 
     def __init__(self, keep: bool = False) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self._keep = keep
         self._start = time.perf_counter()
-        self._inner = _Inner()
+        self._nested = _NestedStages()
         self._spans: list[tuple[str, str, float, float]] = []
 
     @contextmanager
     def span(self, name: str, stage: str | None = None) -> Iterator[None]:
-        """Time what is done inside; counted in a stage, if one is named, without stages inside it in its thread."""
+        """Time what is done inside.
+
+        Args:
+            stage: the stage that the time is added to. Stages nested inside, in the same thread, count for themselves
+                only.
+        """
         begin = time.perf_counter()
-        around, self._inner.seconds = self._inner.seconds, 0.0
+        around, self._nested.seconds = self._nested.seconds, 0.0
         try:
             yield
         finally:
             end = time.perf_counter()
-            inner, self._inner.seconds = self._inner.seconds, around
+            nested, self._nested.seconds = self._nested.seconds, around
             if stage is not None:
-                self.seconds[stage] += end - begin - inner
-                inner = end - begin
-            self._inner.seconds += inner
+                self.seconds[stage] += end - begin - nested
+                nested = end - begin
+            self._nested.seconds += nested
             if self._keep:
                 self._spans.append((name, threading.current_thread().name, begin, end))
 
     def timed(self, batches: Iterable[B], name: str, stage: str) -> Iterator[B]:
-        """The same batches, the waiting for each of them timed."""
-        waiting = iter(batches)
+        """Pass batches on, and time how long each takes to arrive."""
+        source = iter(batches)
         while True:
             with self.span(name, stage):
                 try:
-                    batch = next(waiting)
+                    batch = next(source)
                 except StopIteration:
                     return
             yield batch
 
-    def watch(self, group: RowCache) -> None:
-        """Keep the moves of a group as well. On a GPU these are the moments they are queued."""
+    def watch(self, streams: CacheStreams) -> None:
+        """Record the moves of a cache as spans too. On a GPU a span is the time it takes to queue the moves."""
         if self._keep:
-            group.move_stream = _WatchedStream(group.move_stream, self)
+            streams.moving = _WatchedStream(streams.moving, self)
 
     def write(self, path: Path) -> None:
         """Write the spans in the trace event format, which Perfetto and chrome://tracing open."""
@@ -80,13 +85,15 @@ class Timeline:
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
-class _Inner(threading.local):
-    """Seconds of the stages within the span that is open, in each thread."""
+class _NestedStages(threading.local):
+    """Seconds of the stages inside the span that is open, by thread."""
 
     seconds = 0.0
 
 
 class _WatchedStream:
+    """A work stream whose work is recorded as spans of a timeline."""
+
     def __init__(self, stream: WorkStream, timeline: Timeline) -> None:
         self._stream = stream
         self._timeline = timeline

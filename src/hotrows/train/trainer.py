@@ -1,8 +1,8 @@
-"""The trainer: loader → planner and mover → training step, with its metrics. Read it from `train` down."""
+"""The trainer: loader → strategy → training step, with its metrics. Read it from `train` down."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from hotrows.batch import Batch, Jagged
-from hotrows.cache.stats import Stats
 from hotrows.data.read_ahead import iterate_ahead_if_slow
 from hotrows.data.schema import DataSet, Loader
 from hotrows.dense.bce_loss import bce_loss
@@ -21,21 +20,26 @@ from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.strategies import Strategy
 from hotrows.train.config import RunConfig, TrainConfig
 from hotrows.train.metrics import ClickMetrics
+from hotrows.train.precision import computing_in
 from hotrows.train.schedule import make_schedules, num_changing
+from hotrows.train.step_log import StepLog
 from hotrows.train.timeline import Timeline
 
 
 class Observer(Protocol):
-    """Is told how a run goes: progress bar, metrics file, TensorBoard."""
+    """Hears how a run goes: a progress bar, a metrics file, TensorBoard."""
 
-    def begin(self, num_steps: int) -> None: ...
+    def begin(self, num_steps: int) -> None:
+        """Training begins, with this many steps to do."""
 
     def trained(self, record: dict[str, Any]) -> None:
-        """Every `log_every` steps: what happened since the last time."""
+        """Called every `log_every` steps, with what happened since the last call."""
 
-    def evaluated(self, record: dict[str, Any]) -> None: ...
+    def evaluated(self, record: dict[str, Any]) -> None:
+        """Called after every evaluation."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """Training and the final evaluation are over."""
 
 
 @dataclass
@@ -50,7 +54,7 @@ class Parts:
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result of a training."""
 
     steps: int
     seconds: float
@@ -69,8 +73,8 @@ class Trainer:
     """Trains a model on a data set.
 
     Args:
-        observers: are told how it goes.
-        timeline: takes the time of the stages.
+        observers: hear how it goes.
+        timeline: measures the time of the stages.
     """
 
     def __init__(
@@ -88,24 +92,26 @@ class Trainer:
         self._strategy = strategy
         self._observers = observers
         self._timeline = timeline
-        self._log = _Log(parts, timeline)
+        self._log = StepLog(parts.bags, timeline)
         self.graphed = graphed(self._step, parts.bags) if config.train.graphs else None
         self._run_step: Callable[[Batch], Tensor] = self.graphed or optimizer_override()(self._step)
 
     def train(self) -> Outcome:
-        """Train, evaluate, and leave every row in the store. Ctrl-C ends it early, with all that was trained."""
+        """Train, evaluate, and write every row back to the store. Ctrl-C ends training early and keeps its result."""
         config = self._config.train
-        loader = self._data.loader("train", config.batch_size, shuffle=config.shuffle, seed=self._config.seed)
+        loader = self._strategy.loader(
+            self._data.loader("train", config.batch_size, shuffle=config.shuffle, seed=self._config.seed)
+        )
         num_steps = _num_steps(config, len(loader))
         schedules = make_schedules(self._config.schedule, self._optimizers(), num_steps)
         changing = num_changing(self._config.schedule, num_steps)
-        self._compute_as_recorded()
+        self._step_as_captured()
         for observer in self._observers:
             observer.begin(num_steps)
         start, evaluating, step, interrupted = time.perf_counter(), 0.0, 0, False
         valid: dict[str, float] | None = None
         try:
-            for batch, ends_epoch in self._epochs(loader, num_steps):
+            for batch, ends_epoch in self._epochs(loader):
                 with self._timeline.span("train", "train"):
                     loss = self._run_step(batch)
                     for schedule in schedules if step < changing else ():
@@ -131,31 +137,32 @@ class Trainer:
         return Outcome(step, seconds, self._log.samples, self._log.mean_loss(), valid, test, interrupted)
 
     def evaluate(self, split: str, step: int) -> dict[str, float] | None:
-        """AUC, log loss and accuracy on a split; None if it has no samples."""
+        """AUC, log loss and accuracy on a split; None if it has no samples. Observers and strategy hear the result."""
         if self._data.num_samples(split) == 0:
             return None
         result = evaluate(self._parts, self._data.loader(split, self._config.train.eval_batch_size), self._precision())
         if result is not None:
             for observer in self._observers:
                 observer.evaluated({"kind": split, "step": step, "samples": self._log.samples, **result})
+            self._strategy.evaluated(split, step, result)
         return result
 
-    def _epochs(self, loader: Loader, num_steps: int) -> Iterator[tuple[Batch, bool]]:
-        """Batches epoch by epoch, each with whether it is the last of its epoch."""
+    def _epochs(self, loader: Loader) -> Iterator[tuple[Batch, bool]]:
+        """Batches epoch by epoch, each with True if it is the last batch of its epoch."""
         for epoch in range(self._config.train.epochs):
             loader.set_epoch(epoch)
             self._parts.bags.train()
-            loaded = self._timeline.timed(self._on_host(loader), "load", "load")
+            loaded = self._timeline.timed(self._pinned_ahead(loader), "load", "load")
             planned = self._timeline.timed(self._strategy.batches(loaded, self._parts.bags), "plan", "plan")
             for number, batch in enumerate(planned, start=1):
                 yield batch, number == len(loader)
 
-    def _on_host(self, loader: Loader) -> Iterable[Batch]:
-        """Batches as the strategy takes them: for a GPU pinned."""
+    def _pinned_ahead(self, loader: Loader) -> Iterable[Batch]:
+        """For a GPU, batches in pinned memory, read ahead in a thread unless the strategy does that itself."""
         if self._parts.device.type != "cuda":
             return loader
-        pinned = map(_pinned, loader)
-        return pinned if self._strategy.loads_ahead else iterate_ahead_if_slow(pinned)
+        batches = map(pinned, loader)
+        return batches if self._strategy.loads_ahead else iterate_ahead_if_slow(batches)
 
     def _step(self, batch: Batch) -> Tensor:
         parts = self._parts
@@ -174,14 +181,12 @@ class Trainer:
         return loss.detach()
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self._config.train.precision == "bf16":
-            return torch.autocast(self._parts.device.type, dtype=torch.bfloat16)
-        return nullcontext()
+        return computing_in(self._config.train.precision, self._parts.device)
 
-    def _compute_as_recorded(self) -> None:
-        """Step the dense part as a recording does from the first step on, and where nothing is recorded too.
+    def _step_as_captured(self) -> None:
+        """Make the dense optimizer compute every step as a captured step does, also where no step is captured.
 
-        Implementations of an optimizer differ in the last bits, strategies must not.
+        Implementations of an optimizer differ in the last bits, and the results of strategies must not.
         """
         if self._parts.device.type == "cuda":
             with suppress(CannotCaptureError):
@@ -199,7 +204,7 @@ class Trainer:
 
 
 def embed(parts: Parts, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
-    """Pooled rows where the model is, which need not be where the rows are; gradients go back the same way."""
+    """Look rows up and bring the pooled rows to the model's device, which may not be the rows' device."""
     pooled: Tensor | tuple[Tensor, ...] = parts.bags(ids)
     if isinstance(pooled, tuple):
         return tuple(part.to(parts.device) for part in pooled)
@@ -207,7 +212,11 @@ def embed(parts: Parts, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
 
 
 def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[object]) -> dict[str, float] | None:
-    """Metrics over all batches of a loader; changes nothing."""
+    """Metrics over all batches of a loader. Nothing is trained, and the cache keeps its rows.
+
+    Args:
+        precision: entered around the forward passes, see `computing_in`.
+    """
     metrics = ClickMetrics()
     was_training = parts.bags.training
     parts.model.eval()
@@ -221,71 +230,14 @@ def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[obj
     return metrics.result()
 
 
-def _pinned(batch: Batch) -> Batch:
-    """In memory that a GPU can copy from while the host goes on."""
-    if not isinstance(batch.ids, Tensor):
+def pinned(batch: Batch) -> Batch:
+    """The batch in pinned memory, from which a GPU copies while the host goes on.
+
+    A batch that a data set made on the GPU stays there: only host memory can be pinned.
+    """
+    if not isinstance(batch.ids, Tensor) or batch.ids.device.type != "cpu":
         return batch
     return Batch(batch.dense.pin_memory(), batch.ids.pin_memory(), batch.label.pin_memory())
-
-
-class _Log:
-    """Sums over the steps since the last record. Losses stay on the device until a record is made."""
-
-    def __init__(self, parts: Parts, timeline: Timeline) -> None:
-        self._parts = parts
-        self._timeline = timeline
-        self._losses: list[Tensor] = []
-        self._means: list[tuple[float, int]] = []
-        self._stats = Stats()
-        self._seconds = 0.0
-        self._stages = dict(timeline.seconds)
-        self._since = 0
-        self.samples = 0
-
-    def add(self, loss: Tensor, num_samples: int) -> None:
-        self._losses.append(loss)
-        self._since += num_samples
-        self.samples += num_samples
-
-    def flush(self, step: int, seconds: float) -> dict[str, Any]:
-        num = len(self._losses)
-        loss = float(torch.stack(self._losses).mean())
-        self._means.append((loss, num))
-        stats = self._parts.bags.stats()
-        before = self._stats
-        unique = stats.unique - before.unique
-        stages = {name: 1000 * (now - self._stages[name]) / num for name, now in self._timeline.seconds.items()}
-        # waiting happens while the step asks for rows
-        stages["wait"] = 1000 * (stats.stall_seconds - before.stall_seconds) / num
-        stages["train"] = max(0.0, stages["train"] - stages["wait"])
-        record = {
-            "kind": "train",
-            "step": step,
-            "samples": self.samples,
-            "seconds": seconds,
-            "loss": loss,
-            "samples_per_second": self._since / max(seconds - self._seconds, 1e-9),
-            "hit_rate": (stats.hits - before.hits) / unique if unique else stats.hit_rate,
-            "lookups": stats.lookups - before.lookups,
-            "unique": unique,
-            "misses": stats.misses - before.misses,
-            "stalls": stats.stalls - before.stalls,
-            "bytes_in": stats.bytes_in - before.bytes_in,
-            "bytes_out": stats.bytes_out - before.bytes_out,
-            "stages": stages,
-        }
-        self._losses.clear()
-        self._stats = stats + Stats()
-        self._stages = dict(self._timeline.seconds)
-        self._seconds = seconds
-        self._since = 0
-        return record
-
-    def mean_loss(self) -> float:
-        """Over all steps that were trained."""
-        pending = [(float(torch.stack(self._losses).mean()), len(self._losses))] if self._losses else []
-        total = sum(num for _, num in self._means + pending)
-        return sum(loss * num for loss, num in self._means + pending) / total if total else float("nan")
 
 
 def _num_steps(config: TrainConfig, per_epoch: int) -> int:

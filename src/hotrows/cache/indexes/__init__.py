@@ -23,7 +23,7 @@ def check_index(name: str) -> None:
 
 
 def choose_index(name: str, num_rows: int, num_slots: int) -> str:
-    """Resolve "auto": the direct index where it takes no more memory than the hash index, or next to none."""
+    """Resolve "auto": the direct index if it takes no more memory than the hash index, or at most 1 MiB."""
     if name != "auto":
         return name
     direct, hashed = DirectIndex.num_bytes(num_rows, num_slots), HashIndex.num_bytes(num_rows, num_slots)

@@ -1,8 +1,9 @@
-"""The hash index: memory in proportion to the cache, whatever the number of rows (HECA's hash table, bounded).
+"""The hash index: memory proportional to the slots, however many rows there are (HECA's hash table, bounded).
 
-Erased cells are marked, and taken again by later rows. They would slow down the search for absent rows little by
-little, so the table is built anew when they are known to be more than half the number of slots: a constant cost per
-row. And before they can be so many that a search might never end, counting what the host does not know yet.
+The cell of an evicted row is marked as erased, and a later row may take it. Erased cells make searches for absent rows
+longer. So the table is rebuilt when the host knows of more erased cells than half the slots, which costs a constant
+time per row. It is also rebuilt before erased cells that the host has not counted yet could fill the table, because a
+search ends at an empty cell.
 """
 
 import math
@@ -10,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from hotrows.cache.indexes.base import Index
+from hotrows.cache.indexes.base import Index, IndexKernelSpec
 from hotrows.cache.slots import Slots
 from hotrows.ops import hash_table
 from hotrows.ops.rows import NO_SLOT
@@ -18,7 +19,7 @@ from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.streams import writable_state
 
 CELLS_PER_SLOT = 2.5
-MOST_ERASED = 1.25  # per slot: with as many rows as slots, one cell in ten is empty
+MAX_ERASED = 1.25  # erased cells per slot: with as many rows as slots, one cell in ten is empty
 
 
 class HashIndex(Index):
@@ -28,8 +29,8 @@ class HashIndex(Index):
         self.keys = torch.empty(self.num_cells + 1, dtype=torch.int64, device=slots.device)
         self.slot_at = torch.empty(self.num_cells + 1, dtype=torch.int32, device=slots.device)
         self.cell_of = torch.empty(slots.num + 1, dtype=torch.int32, device=slots.device)
-        self._erased = 0  # by plans whose counts are known
-        self._most_pending = 0  # by the others, from above
+        self._erased = 0  # cells erased by plans whose counts were read back
+        self._max_pending = 0  # upper bound on the cells erased by the other plans
         self.rebuild()
 
     @staticmethod
@@ -42,28 +43,34 @@ class HashIndex(Index):
 
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
         real = slots >= 0
-        nowhere = self.slots.or_nowhere(slots)
+        target = self.slots.or_beyond(slots)
         leaves = real & (rows_out >= 0)
-        left = torch.where(leaves, self.cell_of[nowhere], self.num_cells)
+        left = torch.where(leaves, self.cell_of[target], self.num_cells)
         self.keys[left] = torch.where(leaves, hash_table.ERASED, hash_table.BARRED)
         cells = hash_table.insert(self.keys, torch.where(real, rows_in, -1), num)
         self.slot_at[torch.where(real, cells, self.num_cells)] = torch.where(real, slots, NO_SLOT)
-        self.cell_of[nowhere] = cells.int()
+        self.cell_of[target] = cells.int()
 
-    def maintain(self, most_replaced: int) -> None:
+    def maintain(self, max_evictions: int) -> None:
         num = self.slots.num
-        most = most_replaced if most_replaced < num else num  # `min` takes longer
-        if self._erased > num // 2 or self._erased + self._most_pending + most > MOST_ERASED * num:
+        most = max_evictions if max_evictions < num else num  # calling `min` takes longer
+        if self._erased > num // 2 or self._erased + self._max_pending + most > MAX_ERASED * num:
             with defer_sigint(), writable_state():
                 self.rebuild()
-        self._most_pending += most
+        self._max_pending += most
 
-    def replaced(self, num: int, most: int) -> None:
-        self._most_pending -= most if most < self.slots.num else self.slots.num
+    def note_evictions(self, num: int, max_evictions: int) -> None:
+        self._max_pending -= max_evictions if max_evictions < self.slots.num else self.slots.num
         self._erased += num
 
     def rebuild(self) -> None:
-        """Build the table from the slots, without erased cells. Costs as much as the cache is large."""
+        """Build the table from the slots, without erased cells. The cost is proportional to the number of slots."""
         hash_table.build(self.keys, self.slot_at, self.cell_of, self.slots.row[: self.slots.num])
-        self._erased = self._most_pending = 0
+        self._erased = self._max_pending = 0
         self.generation += 1
+
+    def clear(self) -> None:
+        self.rebuild()
+
+    def kernel_spec(self) -> IndexKernelSpec:
+        return IndexKernelSpec("hash", self.slot_at, self.keys, self.cell_of, self.num_cells)

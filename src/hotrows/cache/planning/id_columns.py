@@ -1,4 +1,4 @@
-"""The part of a batch of ids [B, F] that one group looks up, one id per bag."""
+"""The columns of a batch of ids [B, F] that one cache looks up, with one id per bag."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class IdColumns:
-    columns: Tensor | None  # int64 [f], None for all
-    first_row: Tensor  # int64 [f], where the tables of these features begin
-    num_rows: Tensor  # int64 [f]
+    columns: Tensor | None  # int64 [f], which columns of the ids; None for all
+    first_row: Tensor  # int64 [f], the first row of each column's table
+    num_rows: Tensor  # int64 [f], the number of rows of each column's table

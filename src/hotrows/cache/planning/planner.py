@@ -1,17 +1,18 @@
-"""The planner: what one batch needs. It is sequential over batches and the only writer of the index.
+"""The eager planner: the definition of what a plan is, in PyTorch operations.
 
-Everything here has static shapes on CUDA: the number of distinct rows, of misses and of evictions stays on the device,
-and the host learns them late (`Counts`). Entries that do not count are written to a place beyond the last slot.
+The planner is sequential over batches and the only writer of the index. On CUDA all its operations have static shapes:
+the numbers of unique rows, misses and evictions stay on the device, and the host reads them back later (`Counts`).
+Writes that must not happen go to an extra entry behind the last slot.
 """
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hotrows.cache.indexes import Index
+from hotrows.cache.planning.protocol import CacheKernelSpec, Counts, KernelSpec, Part, Placement, Plan
 from hotrows.cache.planning.victim_scan import ScanRange, VictimScan
 from hotrows.cache.policies import Access, Policy
 from hotrows.cache.slots import Slots
@@ -19,56 +20,15 @@ from hotrows.ops.rows import NO_ROW, NO_SLOT, filled
 from hotrows.ops.unique import UniqueRows
 
 
-class Placement(Enum):
-    """What to do with rows that are not in the cache."""
-
-    ATOMIC = "all or nothing"  # give each a slot, or change nothing: batches planned ahead
-    SPILL = "what fits"  # the rest goes to the overflow buffer: batches planned on the spot
-    READ_ONLY = "nothing"  # all go to the overflow buffer, the cache stays as it is: reads
-
-
-class Counts(NamedTuple):
-    """What the host learns of a plan, late."""
-
-    lookups: int  # that have a row
-    unique: int
-    hits: int  # distinct rows found in the cache
-    misses: int
-    placed: int  # misses that were given a slot
-    evictions: int
-    overflow: int  # misses that were given a place in the overflow buffer
-    fits: int  # 0 where an all-or-nothing plan changed nothing
-    erasures: int  # rows of which the policy has forgotten that they were announced, but which still take room, at most
-
-
-@dataclass(slots=True)
-class Plan:
-    """A slot for every lookup of a batch, and the moves that make it true."""
-
-    batch: int  # running number of the plan
-    number: int | None  # the number the batch was announced under
-    index_generation: int
-    most_moves: int  # that the host reckoned with
-    looked_at_all: bool  # slots, for victims
-    unique: UniqueRows
-    slots: Tensor  # int32 [N], beyond the last slot: the place in the overflow buffer; NO_SLOT without a row
-    row_slots: Tensor  # int32 [U], the same for each distinct row
-    move_slots: Tensor  # int32 [U] move j: slot, row that leaves it, row that comes; NO_ROW for none
-    move_out: Tensor  # int64 [U]
-    move_in: Tensor  # int64 [U]
-    num_moves: Tensor  # int32 [1]
-    overflow_slots: Tensor  # int32 [U], place j of the overflow buffer
-    overflow_rows: Tensor  # int64 [U]
-    num_overflow: Tensor  # int32 [1]
-    counts: Tensor  # int32, the fields of Counts
-
-
 class EagerPlanner:
     """Plans batches on a set of slots.
 
     Args:
-        index: where rows are. policy: who stays.
+        index: finds the slot of a row.
+        policy: ranks the slots for eviction.
     """
+
+    holds_all_rows = False
 
     def __init__(self, slots: Slots, index: Index, policy: Policy) -> None:
         self.slots = slots
@@ -76,147 +36,219 @@ class EagerPlanner:
         self.policy = policy
         policy.bind(slots)
         self.num_slots = slots.num
-        self.counted = policy.counted  # called when the host has learned how many rows an announced batch has
-        self.batch = 0
-        self._scans = VictimScan(slots.num)
+        self.any_slot = index.any_slot
+        self.note_unique_count = policy.note_unique_count
+        self.plan_number = 0
+        self._scan = VictimScan(slots.num)
 
-    def announce(self, unique: UniqueRows, number: int) -> None:
-        """Tell the policy of a batch that will be planned later."""
+    @property
+    def row_of_slot(self) -> Tensor:
+        return self.slots.row[: self.slots.num]
+
+    @property
+    def pinned(self) -> Tensor:
+        return self.slots.pinned
+
+    @property
+    def index_generation(self) -> int:
+        return self.index.generation
+
+    def device_bytes(self, num_rows: int) -> int:
+        return self.slots.num_bytes + self.index.num_bytes(num_rows, self.slots.num)
+
+    def announce(self, unique: UniqueRows, batch_number: int) -> None:
         if self.policy.looks_ahead:
-            self.policy.announce(*self._find(unique), unique.num, number)
+            self.policy.announce(*self._find(unique), unique.num, batch_number)
 
-    def withdraw(self, unique: UniqueRows, number: int) -> None:
-        """Take back what was announced."""
+    def withdraw(self, unique: UniqueRows, batch_number: int) -> None:
         if self.policy.looks_ahead:
-            self.policy.withdraw(*self._find(unique), unique.num, number)
+            self.policy.withdraw(*self._find(unique), unique.num, batch_number)
 
-    def next_scan(self, num_rows: int, everywhere: bool) -> ScanRange:
-        """Where the next batch, of at most so many distinct rows, finds its victims."""
-        if everywhere or not self.policy.by_parts:
-            return self._scans.of_all
-        return self._scans.next_part(num_rows)
+    def begin_plans(self, num_plans: int, num_rows: int, scan_all: bool) -> ScanRange:
+        self.plan_number += num_plans
+        self.index.maintain(num_rows)
+        # An index that gives a row the choice of a few slots does not scan.
+        if scan_all or not self.policy.scans_ranges or not self.any_slot:
+            return self._scan.all_slots
+        return self._scan.next_range(num_rows)
 
     def plan(
         self,
         unique: UniqueRows,
         placement: Placement,
         oldest: int | None = None,
-        number: int | None = None,
-        everywhere: bool = True,
+        batch_number: int | None = None,
+        scan_all: bool = True,
+        parts: Sequence[Part] | None = None,
+    ) -> list[Plan]:
+        num_plans = 1 if parts is None else len(parts)
+        rows = unique.rows[: filled(unique.rows, unique.num)]
+        if placement is Placement.READ_ONLY:
+            self.plan_number += num_plans
+            plan = self._plan_reads(unique, rows)
+        else:
+            scan = self.begin_plans(num_plans, rows.numel(), scan_all)
+            plan = self._plan_slots(unique, rows, placement, oldest, batch_number, scan)
+        if parts is None:
+            plan.slots = lookup_slots(plan.row_slots, unique.inverse)
+            return [plan]
+        return _split(plan, parts)
+
+    def _plan_reads(self, unique: UniqueRows, rows: Tensor) -> Plan:
+        """Plan rows that are only read: those that are missing go to the overflow buffer."""
+        found = self.index.find(rows, unique.num)
+        missing = _filled_mask(rows, unique.num) & (found < 0)
+        miss_rows, miss_position, num_misses = _compact(missing, rows)
+        nothing = torch.full_like(found, NO_SLOT)
+        fits = torch.ones((), dtype=torch.bool, device=rows.device)
+        return self._make_plan(unique, found, miss_rows, miss_position, num_misses, nothing, fits, None, True)
+
+    def _plan_slots(
+        self,
+        unique: UniqueRows,
+        rows: Tensor,
+        placement: Placement,
+        oldest: int | None,
+        batch_number: int | None,
+        scan: ScanRange,
     ) -> Plan:
-        """Plan the next batch.
+        """Plan rows that will be trained: give slots to those that are missing, and tell the policy."""
+        slots = self.slots
+        found = self.index.find(rows, unique.num)
+        missing = _filled_mask(rows, unique.num) & (found < 0)
+        miss_rows, miss_position, num_misses = _compact(missing, rows)
+        wanted = _filled_mask(rows, num_misses)
+
+        slots.last_used.index_fill_(0, slots.or_beyond(found), self.plan_number)
+        self.policy.refresh(self.plan_number)
+        first_in_flight = self.plan_number if oldest is None else oldest
+        chosen = self.index.place(miss_rows, num_misses, first_in_flight, scan)
+        placed = wanted & (chosen >= 0)
+        fits = torch.ones((), dtype=torch.bool, device=rows.device)
+        if placement is Placement.ATOMIC:
+            fits = (placed == wanted).all()
+            placed = placed & fits
+        chosen = torch.where(placed, chosen, NO_SLOT)
+        scanned_all = scan.length == slots.num
+        plan = self._make_plan(
+            unique, found, miss_rows, miss_position, num_misses, chosen, fits, batch_number, scanned_all
+        )
+        self._occupy(plan)
+        in_cache = fits & (plan.row_slots < slots.num)
+        self.policy.access(
+            Access(
+                rows=rows,
+                slots=slots.or_beyond(plan.row_slots, in_cache),
+                fresh=missing,
+                occurrences=unique.starts[1 : rows.numel() + 1] - unique.starts[: rows.numel()],
+                num=unique.num,
+                done=fits,
+                plan_number=self.plan_number,
+                batch_number=batch_number,
+            )
+        )
+        return plan
+
+    def _make_plan(
+        self,
+        unique: UniqueRows,
+        found: Tensor,
+        miss_rows: Tensor,
+        miss_position: Tensor,
+        num_misses: Tensor,
+        chosen: Tensor,
+        fits: Tensor,
+        batch_number: int | None,
+        scanned_all: bool,
+    ) -> Plan:
+        """The plan that gives each missing row its chosen slot, or if it fits nevertheless, a position behind them.
 
         Args:
-            oldest: the first batch in flight, whose slots and all later ones' stay; None if there is none.
-            everywhere: look at all slots for victims, not at a part of them if the policy allows that.
+            found: the slot of each row in the cache, NO_SLOT for a missing row. int32 [U].
+            miss_rows, miss_position, chosen: each missing row, its position among all rows, and its slot or NO_SLOT.
+            fits: false for a plan that is not carried out. bool [].
         """
-        self.batch += 1
-        slots = self.slots
-        rows = unique.rows[: filled(unique.rows, unique.num)]
-        scan = self.next_scan(rows.numel(), everywhere)
-        position = torch.arange(rows.numel(), dtype=torch.int32, device=rows.device)
-        found = self.index.find(rows, unique.num)
-        hit = found >= 0
-        missing = (position < unique.num) & ~hit
-        miss_rows, miss_position, num_misses = _compact(missing, rows)
-        wanted = position < num_misses
-
-        if placement is Placement.READ_ONLY:
-            placed = torch.zeros_like(wanted)
-            chosen = torch.full_like(found, NO_SLOT)
-            fits = torch.ones((), dtype=torch.bool, device=rows.device)
-            move_out = torch.full_like(miss_rows, NO_ROW)
-        else:
-            slots.last_used.index_fill_(0, slots.or_nowhere(found), self.batch)
-            self.policy.refresh(self.batch)
-            self.index.maintain(rows.numel())
-            chosen = self.index.place(miss_rows, num_misses, self.batch if oldest is None else oldest, scan)
-            fits = ((chosen >= 0) == wanted).all()
-            placed = wanted & (chosen >= 0)
-            if placement is Placement.ATOMIC:
-                placed = placed & fits
-            else:
-                fits = torch.ones_like(fits)
-            chosen = torch.where(placed, chosen, NO_SLOT)
-            move_out = torch.where(placed, slots.row[slots.or_nowhere(chosen)], NO_ROW)
-        move_in = torch.where(placed, miss_rows, NO_ROW)
-
-        overflowing = wanted & ~placed & fits
-        overflow_rows, _, num_overflow = _compact(overflowing, miss_rows)
-        overflow_place = slots.num + torch.cumsum(overflowing, 0, dtype=torch.int32) - 1
-        given = torch.where(placed, chosen, torch.where(overflowing, overflow_place, NO_SLOT))
-        row_slots = torch.cat([found, found.new_full((1,), NO_SLOT)])  # the last takes what must not be written
-        row_slots[torch.where(wanted, miss_position, rows.numel())] = given
-        row_slots = row_slots[:-1]
-
-        if placement is not Placement.READ_ONLY:
-            self._occupy(chosen, move_out, move_in, num_misses)
-            occurrences = unique.starts[1 : rows.numel() + 1] - unique.starts[: rows.numel()]
-            in_cache = fits & (row_slots < slots.num)
-            self.policy.access(
-                Access(
-                    rows=rows,
-                    slots=slots.or_nowhere(row_slots, in_cache),
-                    fresh=missing,
-                    occurrences=occurrences,
-                    num=unique.num,
-                    done=fits,
-                    batch=self.batch,
-                    number=number,
-                )
-            )
-        num_hits = hit.sum(dtype=torch.int32)
-        counts = torch.stack(
-            [
-                unique.starts[-1],
-                unique.num[0],
-                num_hits,
-                num_misses[0],
-                placed.sum(dtype=torch.int32),
-                (move_out >= 0).sum(dtype=torch.int32),
-                num_overflow[0],
-                fits.int(),
-                unique.num[0],
-            ]
-        )
+        num_slots, num_rows = self.slots.num, found.numel()
+        wanted = _filled_mask(miss_rows, num_misses)
+        placed = chosen >= 0
+        overflows = wanted & ~placed & fits
+        overflow_rows, _, num_overflow = _compact(overflows, miss_rows)
+        overflow_slot = num_slots + torch.cumsum(overflows, 0, dtype=torch.int32) - 1
+        given = torch.where(placed, chosen, torch.where(overflows, overflow_slot, NO_SLOT))
+        row_slots = torch.cat([found, found.new_full((1,), NO_SLOT)])  # the last entry takes writes that must not happen
+        row_slots[torch.where(wanted, miss_position, num_rows)] = given
+        move_out = torch.where(placed, self.slots.row[self.slots.or_beyond(chosen)], NO_ROW)
+        counts = [
+            unique.starts[-1],
+            unique.num[0],
+            unique.num[0] - num_misses[0],
+            num_misses[0],
+            placed.sum(dtype=torch.int32),
+            (move_out >= 0).sum(dtype=torch.int32),
+            num_overflow[0],
+            fits.int(),
+            unique.num[0],
+        ]
         return Plan(
-            batch=self.batch,
-            number=number,
+            plan_number=self.plan_number,
+            batch_number=batch_number,
+            index_generation=self.index.generation,
+            max_moves=num_rows,
+            scanned_all=scanned_all,
             unique=unique,
-            slots=spread(row_slots, unique.inverse),
-            row_slots=row_slots,
+            slots=found[:0],  # `plan` fills it in
+            row_slots=row_slots[:-1],
             move_slots=chosen,
             move_out=move_out,
-            move_in=move_in,
+            move_in=torch.where(placed, miss_rows, NO_ROW),
             num_moves=num_misses,
-            overflow_slots=slots.num + position,
+            overflow_slots=num_slots + torch.arange(num_rows, dtype=torch.int32, device=found.device),
             overflow_rows=overflow_rows,
             num_overflow=num_overflow,
-            counts=counts,
-            index_generation=self.index.generation,
-            most_moves=rows.numel(),
-            looked_at_all=scan.length == slots.num,
+            counts=torch.stack(counts),
         )
 
+    def _occupy(self, plan: Plan) -> None:
+        """Record in the index and in the slots which row each chosen slot holds from now on."""
+        chosen = plan.move_slots
+        self.index.replace(chosen, plan.move_out, plan.move_in, plan.num_moves)
+        target = self.slots.or_beyond(chosen)
+        self.slots.row[target] = plan.move_in  # where no slot is chosen, this is NO_ROW in the extra entry
+        self.slots.last_used.index_fill_(0, target, self.plan_number)
+
     def resolve(self, plan: Plan, counts: Counts, placement: Placement) -> None:
-        """The host has learned a plan's counts."""
         if placement is Placement.READ_ONLY:
             return
         if plan.index_generation == self.index.generation:
-            self.index.replaced(counts.evictions, plan.most_moves)
-        if plan.number is not None and counts.fits and self.policy.looks_ahead:
-            self.policy.came(plan.number, counts.erasures)
+            self.index.note_evictions(counts.evictions, plan.max_moves)
+        if plan.batch_number is not None and counts.fits and self.policy.looks_ahead:
+            self.policy.batch_planned(plan.batch_number, counts.erasures)
+
+    def kernel_spec(self) -> KernelSpec | None:
+        index, policy = self.index.kernel_spec(), self.policy.kernel_spec()
+        if index is None or policy is None:
+            return None
+        return KernelSpec(CacheKernelSpec(self.slots, index, policy))
+
+    def reason_without_kernels(self) -> str | None:
+        if self.policy.kernel_spec() is None:
+            return f"policy {type(self.policy).__name__} has no kernels"
+        if self.index.kernel_spec() is None:
+            return f"index {type(self.index).__name__} has no kernels"
+        return None
+
+    def clear(self) -> None:
+        self.slots.clear()
+        self.index.clear()
 
     def _find(self, unique: UniqueRows) -> tuple[Tensor, Tensor]:
         rows = unique.rows[: filled(unique.rows, unique.num)]
-        return rows, self.slots.or_nowhere(self.index.find(rows, unique.num))
+        return rows, self.slots.or_beyond(self.index.find(rows, unique.num))
 
-    def _occupy(self, chosen: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
-        """Put rows into the chosen slots."""
-        self.index.replace(chosen, rows_out, rows_in, num)
-        target = self.slots.or_nowhere(chosen)
-        self.slots.row[target] = torch.where(chosen >= 0, rows_in, NO_ROW)
-        self.slots.last_used.index_fill_(0, target, self.batch)
+
+def _filled_mask(array: Tensor, num: Tensor) -> Tensor:
+    """True for the first `num` entries of an array, bool of its length."""
+    return torch.arange(array.numel(), dtype=torch.int32, device=array.device) < num
 
 
 def _compact(mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,8 +262,37 @@ def _compact(mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return moved[:length], position[:length], mask.sum(dtype=torch.int32).reshape(1)
 
 
-def spread(row_slots: Tensor, inverse: Tensor) -> Tensor:
-    """Slots of distinct rows → slots of lookups, NO_SLOT where a lookup has no row."""
+def lookup_slots(row_slots: Tensor, inverse: Tensor) -> Tensor:
+    """The slot of each lookup from the slots of the unique rows, NO_SLOT where a lookup has no row."""
     if row_slots.numel() == 0:
         return torch.full_like(inverse, NO_SLOT)
     return torch.where(inverse >= 0, row_slots[inverse.clamp(min=0)], NO_SLOT)
+
+
+def _split(plan: Plan, parts: Sequence[Part]) -> list[Plan]:
+    """The plans of coalesced batches from the plan of their union. The first one carries the moves of all."""
+    zero = torch.zeros_like(plan.num_moves)
+    _, _, _, misses, placed, evictions, overflow, fits, erasures = plan.counts.split(1)
+    plans = []
+    for i, part in enumerate(parts):
+        unique = part.unique
+        num_rows = filled(unique.rows, unique.num)
+        in_union = torch.where(_filled_mask(unique.rows[:num_rows], unique.num), part.in_union[:num_rows], -1)
+        row_slots = lookup_slots(plan.row_slots, in_union)
+        each = replace(
+            plan,
+            plan_number=plan.plan_number + 1 - len(parts) + i,
+            unique=unique,
+            slots=lookup_slots(row_slots, unique.inverse),
+            row_slots=row_slots,
+        )
+        of_moves = [misses, placed, evictions, overflow, fits, erasures]
+        if i > 0:
+            each.batch_number, each.max_moves = None, 0
+            each.move_slots, each.move_out, each.move_in = plan.move_slots[:0], plan.move_out[:0], plan.move_in[:0]
+            each.overflow_slots, each.overflow_rows = plan.overflow_slots[:0], plan.overflow_rows[:0]
+            each.num_moves = each.num_overflow = zero
+            of_moves = [zero, zero, zero, zero, fits, zero]
+        each.counts = torch.cat([unique.starts[-1:], unique.num, unique.num - of_moves[0], *of_moves])
+        plans.append(each)
+    return plans

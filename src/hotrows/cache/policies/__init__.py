@@ -1,4 +1,4 @@
-"""Policies: who stays in the cache."""
+"""Policies: which rows stay in the cache."""
 
 import copy
 
@@ -20,7 +20,7 @@ POLICIES: dict[str, type[Policy]] = {
 
 
 def make_policy(policy: str | Policy) -> Policy:
-    """A fresh policy from a name in POLICIES, or a copy of the given one (each cache needs its own)."""
+    """A new policy from a name in POLICIES, or a copy of the given one, because each cache needs its own."""
     if isinstance(policy, Policy):
         return copy.deepcopy(policy)
     if not isinstance(policy, str) or policy not in POLICIES:

@@ -1,65 +1,92 @@
-"""The protocol of policies: keep a priority per slot; the lowest goes first.
+"""The protocol of policies: a policy keeps one priority per slot, and the slot of lowest priority is evicted first.
 
-The planner never evicts a slot that a batch in flight uses, nor a pinned one, whatever its priority.
+Whatever its priority, the planner never evicts a slot that a batch in flight uses, nor a pinned slot. So a policy can
+make the cache slow, but never wrong.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from hotrows.cache.slots import Slots
 
+if TYPE_CHECKING:
+    from hotrows.cache.policies.next_use import NextUseTable
+
 
 @dataclass(frozen=True)
 class Access:
-    """One batch's use of the cache, after its rows were given slots.
+    """One plan's use of the cache, after its rows were given slots.
 
-    Slots of rows that have none, or of a plan that was not carried out, are the place beyond the last slot: write
-    there freely, it is never read.
+    Rows without a slot, and all rows of a plan that is not carried out, have the entry behind the last slot: a policy
+    may write to it, and nothing reads it.
     """
 
-    rows: Tensor  # int64 [U], distinct
+    rows: Tensor  # int64 [U], unique
     slots: Tensor  # int64 [U]
-    fresh: Tensor  # bool [U], the row was not in the cache before
+    fresh: Tensor  # bool [U], true for a row that was not in the cache before
     occurrences: Tensor  # int32 [U], lookups of the row in the batch
-    num: Tensor  # int32 [1], how many of the entries are filled
-    done: Tensor  # bool [], false for a plan that was not carried out
-    batch: int  # running number of the plan, ascending
-    number: int | None  # the number the batch was announced under, None if it was not
+    num: Tensor  # int32 [1], how many of the U entries are filled
+    done: Tensor  # bool [], false for a plan that is not carried out
+    plan_number: int  # plans are numbered in ascending order
+    batch_number: int | None  # the number the batch was announced under, None if it was not announced
+
+
+@dataclass(frozen=True)
+class PolicyKernelSpec:
+    """What the planning kernels need of a policy. The tensors stay the same from `bind` on."""
+
+    kind: Literal["lookahead", "lru", "lfu"]  # which rule for priorities the kernels apply
+    coalesces: bool = False  # whether small batches are planned together by default
+    next_use: "NextUseTable | None" = None  # which announced batches need a row
+    seen: Tensor | None = None  # int32 [slots + 1], lookups counted while a row is in the cache
+    rank_of_row: Tensor | None = None  # int32 [rows], each row's position in the order of frequency, if it was given
+    one_byte: bool = False  # once the planned batch is known, priorities fit into one byte (see ops.select_victims)
 
 
 class Policy(ABC):
-    """Says who stays. `priority` of a slot that was never used must stay the lowest."""
+    """Ranks the slots for eviction. A slot that was never used must keep the lowest priority."""
 
-    looks_ahead = False  # whether `announce` and `withdraw` are wanted
-    by_parts = False  # whether victims of batches planned ahead may be looked for in a part of the slots at a time
+    looks_ahead = False  # whether the policy wants `announce` and `withdraw`
+    scans_ranges = False  # whether victims of batches planned ahead may be chosen from a range of the slots
 
     def check(self, num_rows: int) -> None:
-        """Raise if the policy is not for a cache over this many rows."""
+        """Raise if the policy is not made for a cache over this many rows."""
 
     def remap(self, row_of: Tensor) -> None:
-        """The store has row r, numbered table after table, as row_of[r]; called before `bind`, if at all."""
+        """The store has row r, numbered table after table, as row_of[r]. Called before `bind`, if at all."""
+
+    def set_tables(self, first_rows: Tensor) -> None:
+        """The store numbers rows table after table, from these first rows on, int64 [T]. Called before `bind`.
+
+        Not called if the store has the rows in an order of its own, which `remap` tells.
+        """
 
     def bind(self, slots: Slots) -> None:
-        """Take the cache's slots; called once."""
+        """Take the cache's slots. Called once."""
         self.slots = slots
 
     @abstractmethod
     def access(self, access: Access) -> None:
-        """A batch uses rows: set the priorities of their slots."""
+        """A plan uses rows: set the priorities of their slots."""
 
-    def refresh(self, batch: int) -> None:
+    def refresh(self, plan_number: int) -> None:
         """Called before victims are chosen."""
 
-    def announce(self, rows: Tensor, slots: Tensor, num: Tensor, number: int) -> None:
-        """A batch that comes later, in ascending number, will use these distinct rows; int64 slots as in `Access`."""
+    def announce(self, rows: Tensor, slots: Tensor, num: Tensor, batch_number: int) -> None:
+        """A later batch will use these unique rows. Batches come in ascending number; `slots` are as in `Access`."""
 
-    def counted(self, number: int, num_rows: int) -> None:
-        """The host has learned how many rows an announced batch has."""
+    def withdraw(self, rows: Tensor, slots: Tensor, num: Tensor, batch_number: int) -> None:
+        """An announced batch will not be planned. The arguments are those of `announce`."""
 
-    def came(self, number: int, num_erased: int) -> None:
-        """An announced batch was planned for good; `num_erased` as in `Counts`."""
+    def note_unique_count(self, batch_number: int, num_rows: int) -> None:
+        """The host has read back how many unique rows an announced batch has."""
 
-    def withdraw(self, rows: Tensor, slots: Tensor, num: Tensor, number: int) -> None:
-        """An announced batch will not come; arguments as for `announce`."""
+    def batch_planned(self, batch_number: int, num_erased: int) -> None:
+        """The host has read back that an announced batch was planned and fits. `num_erased`: see `Counts.erasures`."""
+
+    def kernel_spec(self) -> PolicyKernelSpec | None:
+        """What the planning kernels need of this policy, after `bind`; None if they do not know its rule."""
+        return None

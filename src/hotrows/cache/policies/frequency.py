@@ -1,4 +1,4 @@
-"""Static frequency: a rank of all rows given beforehand (FreqCache's rule)."""
+"""Static frequency: evict the row that is the least frequent in the data, as counted beforehand (FreqCache's rule)."""
 
 from torch import Tensor
 
@@ -11,7 +11,8 @@ class Frequency(Policy):
     """Evicts the row that is the least frequent in the data, as known beforehand.
 
     Args:
-        counts: how often each row occurs, [R]; see `Ranking` for what goes without it.
+        counts: how often each row occurs, [R]. Without counts, rows are taken to be numbered by falling frequency
+            within their tables.
     """
 
     def __init__(self, counts: Tensor | None = None) -> None:
@@ -22,6 +23,9 @@ class Frequency(Policy):
 
     def remap(self, row_of: Tensor) -> None:
         self.ranking.remap(row_of)
+
+    def set_tables(self, first_rows: Tensor) -> None:
+        self.ranking.set_tables(first_rows)
 
     def bind(self, slots: Slots) -> None:
         super().bind(slots)

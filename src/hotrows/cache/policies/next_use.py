@@ -1,4 +1,4 @@
-"""Which announced batches need a row: a hash table from row to a mask of 64 batches."""
+"""The next-use table: which announced batches need a row, as a hash table from row to a mask of 64 batches."""
 
 import math
 
@@ -11,138 +11,138 @@ from hotrows.runtime.streams import writable_state
 
 WINDOW_LIMIT = 64  # batches in one mask
 NOT_NEEDED = 2**31 - 1
-SMALLEST = 1 << 12
-FULL = 0.75  # share of the cells that may be taken, erased ones counted
-ROOM = 2.5  # cells per taken one when the table is built anew
-UNCOUNTED = 4  # announced batches of which the host may not know yet how many rows they have
+MIN_CELLS = 1 << 12
+MAX_LOAD = 0.75  # share of the cells that may be taken, erased ones included
+CELLS_PER_ROW = 2.5  # cells for each row in the window when the table is rebuilt
+MAX_UNCOUNTED = 4  # announced batches whose unique rows the host may not have counted yet
 
 
 class NextUseTable:
-    """The uses of rows by batches that were announced and have not come yet, at most 64 at a time.
+    """The uses of rows by batches that were announced and are not planned yet, at most 64 at a time.
 
-    Costs memory in proportion to the rows in the window. Until the host has learned how many rows a batch has, the
-    length of its array is the estimate, from above. There is room for a few such batches besides, so that the table,
-    once it is large enough, is built anew without waiting for any count.
+    Memory is proportional to the rows in the window. Until the host has read back how many unique rows a batch has, the
+    length of its array is the upper bound. The table has room for a few such batches besides. So once it is large
+    enough, it can be rebuilt at its size without waiting for a readback.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._in_window: dict[int, int] = {}  # batch → how many rows it has
-        self._num_in_window = 0  # rows of all of them
-        self._uncounted: set[int] = set()  # those whose number of rows is an estimate
-        self._num_uncounted = 0  # rows of these
-        self._most_erased = 0
-        self.generation = 0  # how often its arrays were made anew
-        # made by the first `add`, in the lane that will use it
+        self._in_window: dict[int, int] = {}  # batch number → upper bound on its rows
+        self._num_in_window = 0  # the sum of these
+        self._uncounted: set[int] = set()  # batches whose rows have not been counted
+        self._num_uncounted = 0  # the sum of the upper bounds of these
+        self._max_erased = 0  # upper bound on the cells marked as erased
+        self.generation = 0  # how often the arrays were replaced by larger ones
+        # The first `add` makes the arrays, because memory belongs to the stream that allocates it.
         self._keys, self._uses = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
-        self._most_taken = -1.0  # cells
+        self._max_taken = -1.0  # cells that may be taken
 
-    def add(self, rows: Tensor, num: Tensor, number: int) -> None:
-        """Batch `number` will need the first `num` of these distinct rows."""
-        self.expect(number, rows.numel())
+    def add(self, rows: Tensor, num: Tensor, batch_number: int) -> None:
+        """A batch will need the first `num` of these unique rows."""
+        self.expect(batch_number, rows.numel())
         known = hash_table.find(self._keys, rows, num)
         new = hash_table.insert(self._keys, torch.where(known < 0, rows, -1), num)
         cells = torch.where(known >= 0, known, new)
         target = torch.where(cells >= 0, cells, self._keys.numel() - 1)
         uses = torch.where(known >= 0, self._uses[target], 0)
-        self._uses[target] = uses | _bit(number)
+        self._uses[target] = uses | _bit(batch_number)
 
-    def expect(self, number: int, most_rows: int) -> None:
-        """Make room for batch `number` with at most so many rows."""
+    def expect(self, batch_number: int, max_rows: int) -> None:
+        """Make room for a batch with at most `max_rows` unique rows."""
         assert len(self._in_window) < WINDOW_LIMIT
-        if not self.has_room(most_rows):
+        if not self.has_room(max_rows):
             with defer_sigint(), writable_state():
-                self._make_room(most_rows)
-        self._forget(number)
-        self._num_in_window += most_rows
-        self._in_window[number] = most_rows
-        self._num_uncounted += most_rows
-        self._uncounted.add(number)
+                self._make_room(max_rows)
+        self._forget(batch_number)
+        self._num_in_window += max_rows
+        self._in_window[batch_number] = max_rows
+        self._num_uncounted += max_rows
+        self._uncounted.add(batch_number)
 
     def has_room(self, num_rows: int) -> bool:
-        """Whether so many rows more can be added without building the table anew."""
-        return self._num_in_window + self._most_erased + num_rows <= self._most_taken
+        """Whether `num_rows` more rows can be added without rebuilding the table."""
+        return self._num_in_window + self._max_erased + num_rows <= self._max_taken
 
-    def makes_room(self, num_rows: int) -> bool:
-        """Whether so many rows more can be added if the table is built anew, as large as it is."""
-        return self._num_in_window + num_rows <= self._most_taken
+    def rebuild_makes_room(self, num_rows: int) -> bool:
+        """Whether `num_rows` more rows can be added if the table is rebuilt at its present size."""
+        return self._num_in_window + num_rows <= self._max_taken
 
     def arrays(self) -> tuple[Tensor, Tensor, int]:
-        """Rows by cell, uses by cell, and the number of cells that are searched; valid for this generation."""
+        """The row in each cell, the uses of each cell's row, and the number of cells; valid for this generation."""
         return self._keys, self._uses, self._keys.numel() - 1
 
-    def take(self, rows: Tensor, num: Tensor, number: int | None, done: Tensor | None = None) -> Tensor:
-        """Strike batch `number` off these rows, and answer which batch needs each of them next, int64 [N].
+    def take(self, rows: Tensor, num: Tensor, batch_number: int | None, done: Tensor | None = None) -> Tensor:
+        """Remove a batch from the uses of these rows, and return which batch needs each row next, int64 [N].
 
-        Nothing is struck off where `number` is None, or where the scalar `done` is false.
+        Nothing is removed if `batch_number` is None or the scalar `done` is false.
         """
         if self._keys.numel() == 0:
             return torch.full_like(rows, NOT_NEEDED)
         cells = hash_table.find(self._keys, rows, num)
-        nowhere = self._keys.numel() - 1
-        target = torch.where(cells >= 0, cells, nowhere)
+        beyond = self._keys.numel() - 1
+        target = torch.where(cells >= 0, cells, beyond)
         uses = torch.where(cells >= 0, self._uses[target], 0)
-        if number is None:
+        if batch_number is None:
             return _first(uses, min(self._in_window, default=0))
-        remaining = uses & ~_bit(number)
+        remaining = uses & ~_bit(batch_number)
         if done is not None:
             remaining = torch.where(done, remaining, uses)
         self._uses[target] = remaining
-        over = (cells >= 0) & (remaining == 0)
-        self._keys[torch.where(over, cells, nowhere)] = torch.where(over, hash_table.ERASED, hash_table.BARRED)
-        return _first(remaining, number + 1)
+        unused = (cells >= 0) & (remaining == 0)
+        self._keys[torch.where(unused, cells, beyond)] = torch.where(unused, hash_table.ERASED, hash_table.BARRED)
+        return _first(remaining, batch_number + 1)
 
-    def count(self, number: int, num_rows: int) -> None:
-        """The host has learned how many rows batch `number` has."""
-        if number in self._in_window:
-            self._forget(number)
+    def note_unique_count(self, batch_number: int, num_rows: int) -> None:
+        """The host has read back how many unique rows a batch has."""
+        if batch_number in self._in_window:
+            self._forget(batch_number)
             self._num_in_window += num_rows
-            self._in_window[number] = num_rows
+            self._in_window[batch_number] = num_rows
 
-    def leave(self, number: int, num_erased: int | None = None) -> None:
-        """Batch `number` is no longer ahead, if it was.
+    def leave(self, batch_number: int, num_erased: int | None = None) -> None:
+        """A batch is in the window no longer, if it was.
 
         Args:
-            num_erased: cells that it has left neither taken nor empty; without it, one for each of its rows.
+            num_erased: upper bound on the cells that it has left marked as erased; None for one cell per row.
         """
-        num_rows = self._forget(number)
-        self._most_erased += num_rows if num_erased is None else num_erased
+        num_rows = self._forget(batch_number)
+        self._max_erased += num_rows if num_erased is None else num_erased
 
-    def _forget(self, number: int) -> int:
-        """How many rows batch `number` was said to have."""
-        num_rows = self._in_window.pop(number, 0)
+    def _forget(self, batch_number: int) -> int:
+        """Take a batch out of the window, and return the upper bound on its rows."""
+        num_rows = self._in_window.pop(batch_number, 0)
         self._num_in_window -= num_rows
-        if number in self._uncounted:
-            self._uncounted.remove(number)
+        if batch_number in self._uncounted:
+            self._uncounted.remove(batch_number)
             self._num_uncounted -= num_rows
         return num_rows
 
     def _likely_in_window(self) -> float:
-        """Rows of all batches in the window, those that are not counted like the others."""
+        """An estimate of the rows in the window: batches that are not counted are taken to be like the others."""
         num_counted = len(self._in_window) - len(self._uncounted)
         if num_counted == 0:
             return self._num_in_window
         return (self._num_in_window - self._num_uncounted) * len(self._in_window) / num_counted
 
     def _make_room(self, num_rows: int) -> None:
-        live = self._likely_in_window() + num_rows
-        # that it is not soon full again, and has room whether batches are counted or not
-        with_uncounted = max(self._num_in_window + num_rows, live + UNCOUNTED * num_rows)
-        fewest = math.ceil(max(SMALLEST, ROOM * live, with_uncounted / FULL))
-        grows = fewest > self._keys.numel() - 1
+        likely = self._likely_in_window() + num_rows
+        # The rebuilt table must not be full again soon, and must have room whether or not batches are counted.
+        with_uncounted = max(self._num_in_window + num_rows, likely + MAX_UNCOUNTED * num_rows)
+        min_cells = math.ceil(max(MIN_CELLS, CELLS_PER_ROW * likely, with_uncounted / MAX_LOAD))
+        grows = min_cells > self._keys.numel() - 1
         old_keys, old_uses = self._keys, self._uses
-        keys, uses = self._empty(max(fewest, int(2 * ROOM * live)) if grows else old_keys.numel() - 1)
+        keys, uses = self._empty(max(min_cells, int(2 * CELLS_PER_ROW * likely)) if grows else old_keys.numel() - 1)
         if old_keys.numel() > 0:
             rows = old_keys[:-1]
             num = torch.full((1,), rows.numel(), dtype=torch.int32, device=self._device)
-            cells = hash_table.insert(keys, rows, num)  # erased and empty cells hold no row
+            cells = hash_table.insert(keys, rows, num)  # EMPTY and ERASED are negative, so they are not inserted
             uses[torch.where(cells >= 0, cells, keys.numel() - 1)] = old_uses[:-1]
-        self._most_erased = 0
+        self._max_erased = 0
         if grows:
             self._keys, self._uses = keys, uses
-            self._most_taken = FULL * (keys.numel() - 1)
+            self._max_taken = MAX_LOAD * (keys.numel() - 1)
             self.generation += 1
-        else:
+        else:  # captured graphs hold the addresses of the arrays, so these stay
             old_keys.copy_(keys)
             old_uses.copy_(uses)
 
@@ -152,19 +152,19 @@ class NextUseTable:
         return keys, torch.zeros(num_cells + 1, dtype=torch.int64, device=self._device)
 
 
-def _bit(number: int) -> int:
+def _bit(batch_number: int) -> int:
     """The bit of a batch in the mask, as a signed 64-bit number."""
-    bit = 1 << (number % 64)
+    bit = 1 << (batch_number % 64)
     return bit - (1 << 64) if bit >> 63 else bit
 
 
 def _first(uses: Tensor, start: int) -> Tensor:
     """The first of the 64 batches from `start` on whose bit is set; NOT_NEEDED where none is."""
-    turn = start % 64
-    if turn:
-        uses = ((uses >> turn) & ((1 << (64 - turn)) - 1)) | (uses << (64 - turn))
+    rotation = start % 64
+    if rotation:
+        uses = ((uses >> rotation) & ((1 << (64 - rotation)) - 1)) | (uses << (64 - rotation))
     lowest = uses & -uses
-    # the exponent of a power of two, without a loop over bits; bit 63 makes the number negative
+    # The exponent of a power of two, without a loop over bits. Bit 63 makes the number negative.
     exponent = torch.frexp(lowest.abs().double()).exponent.long() - 1
     exponent = torch.where(lowest < 0, 63, exponent)
     return torch.where(uses == 0, NOT_NEEDED, start + exponent)

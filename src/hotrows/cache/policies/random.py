@@ -1,4 +1,4 @@
-"""Random replacement, from a counter, so that a run can be repeated."""
+"""Random replacement. Priorities are hashes of a counter, so that a run can be repeated."""
 
 import torch
 
@@ -18,7 +18,7 @@ class Random(Policy):
     def access(self, access: Access) -> None:
         pass
 
-    def refresh(self, batch: int) -> None:
-        drawn = mix(self._slot + (self._seed * 1_000_003 + batch) * self.slots.num) >> 33
+    def refresh(self, plan_number: int) -> None:
+        drawn = mix(self._slot + (self._seed * 1_000_003 + plan_number) * self.slots.num) >> 33
         end = self.slots.num
         self.slots.priority[:end] = torch.where(self.slots.row[:end] < 0, LOWEST, drawn).int()

@@ -18,6 +18,7 @@ from hotrows.data.prepare.order import is_sorted
 from hotrows.data.prepare.output import new_directory, write_description
 from hotrows.data.prepare.report import PrepareReport, Skipped
 from hotrows.data.prepare.splits import Splits, at_random, before, by_time, check_fractions
+from hotrows.data.prepare_defaults import DEFAULTS
 from hotrows.data.schema import SPLITS, Column, Schema
 
 KINDS = ("criteo", "avazu", "taobao", "table")
@@ -31,14 +32,14 @@ def prepare(
     input: Path,
     out: Path,
     *,
-    min_count: int = 2,
-    split: str = "time",
-    valid: float = 0.1,
-    test: float = 0.1,
-    seed: int = 0,
-    engine: str = "duckdb",
-    memory_limit: str = "4GB",
-    on_error: str = "stop",
+    min_count: int = DEFAULTS.min_count,
+    split: str = DEFAULTS.split,
+    valid: float = DEFAULTS.valid,
+    test: float = DEFAULTS.test,
+    seed: int = DEFAULTS.seed,
+    engine: str = DEFAULTS.engine,
+    memory_limit: str = DEFAULTS.memory_limit,
+    on_error: str = DEFAULTS.on_error,
     config: Path | None = None,
     progress: Progress | None = None,
 ) -> PrepareReport:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from hotrows.ops.backward_update import reference
-from hotrows.ops.row_optimizer import numbers as numbers
+from hotrows.ops.row_optimizer import coefficients as coefficients
 
 
 def backward_update(
@@ -21,16 +21,16 @@ def backward_update(
     hyper: Tensor | tuple[float, ...],
     first_row: Tensor | None = None,
 ) -> None:
-    """`row_update` with the sums of `add_up`, to the same bits, but most of the sums are never written to memory.
+    """`segment_sum` and then `row_optimizer`, to the same bits, but most of the sums are never written to memory.
 
     Args:
-        rule: a name in `row_update.reference.RULES`.
-        cache: float32 [≥ S, W]. row_slots: int32 [≥ U], each slot once, NO_SLOT to leave out. num: int32 [1], U.
+        rule: a name in `row_optimizer.reference.RULES`.
+        cache: float32 [≥ S, W]. row_slots: int32 [≥ U], each slot once, NO_SLOT to skip a row. num: int32 [1], U.
         grad: float32 or bfloat16 [bags, dim], contiguous. order: int32 [N]. starts: int32 [N + 1].
-        bag_of, scale, winner: as of `add_up`.
-        hyper: as of `row_update`; for a captured graph a tensor on the device that holds `numbers(rule, …)`.
-        first_row: int32 [N / LOOKUPS_PER_BLOCK], the distinct row at the beginning of each block of `order`; found
-            here where it is None. The CPU needs none.
+        bag_of, scale, winner: as for `segment_sum`.
+        hyper: as for `row_optimizer`; a captured graph needs a tensor on the device that holds `coefficients(rule, …)`.
+        first_row: int32 [N / LOOKUPS_PER_BLOCK], the unique row at the beginning of each block of `order`. None
+            computes it here. The CPU does not need it.
     """
     if cache.is_cuda:
         from hotrows.ops.backward_update import kernel

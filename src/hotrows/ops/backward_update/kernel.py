@@ -1,13 +1,14 @@
-"""Sums over the lookups of each row in Triton, and what is done with a finished sum: an optimizer step, or a store.
+"""Segmented sums over the lookups of each row in Triton; a finished sum goes into an optimizer step, or is stored.
 
-The sums are made on three levels, without atomics, so that their bits repeat. The sorted lookups are cut into blocks,
-the blocks into stretches, both of fixed length. A block adds up each row's lookups in it, one after the other. A row
-that lies within a block is finished there. Of one that does not, the block in which it begins leaves the `head`, every
-later block the part that it `carried`. A stretch adds these up in the same way, and finishes what lies within it. What
-is left are the few rows that are longer than a stretch.
+The sums are built in three levels without atomics, so that their bits are reproducible. The sorted lookups are divided
+into blocks and the blocks into superblocks, both of fixed length. A program sums each row's lookups in its block one
+after the other. A row whose lookups all lie in one block is finished there. A longer row leaves partial sums: its
+`head` in the block where it begins, and a part `carried` into every later block. The second level sums these partial
+sums in the same way for each superblock, and finishes the rows that lie in one superblock. The third level finishes
+the few rows that are longer.
 
-`ops.add_up` is made of the same kernels with RULE "sum", which stores the sums: there the bits cannot differ. For the
-rest see `ops.row_update.kernel`.
+`ops.segment_sum` runs the same kernels with RULE "sum", which stores the sums, so its bits are the same by
+construction. `ops.row_optimizer.kernel` says why the bits of the optimizer steps are the same too.
 """
 
 from typing import Any
@@ -18,12 +19,12 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops.row_optimizer.kernel import (
-    MOST_WORDS,
-    NUM_NUMBERS,
+    MAX_WORDS,
+    NUM_COEFFICIENTS,
     check_rule,
-    load_numbers,
+    coefficients_on,
+    load_coefficients,
     load_record,
-    numbers_on,
     row_optimizer,
     step,
     store_record,
@@ -32,20 +33,21 @@ from hotrows.ops.row_optimizer.kernel import (
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK
 
 _BLOCK = LOOKUPS_PER_BLOCK  # lookups
-_CHUNK = 16  # lookups of a block whose gradients are loaded together; 32 at most
-_STRETCH = 16  # blocks; 32 at most
-_AT_ONCE = 16  # stretches of a row that are loaded together
-_TOGETHER = {"sum": 16, "sgd": 8, "adagrad": 8, "row_wise_adagrad": 4, "adam": 4}  # records that are loaded together
-_WORDS = 128  # at most, of a row in one program; with one warp each thread has four
-_TILE = 128  # words in one program, over the blocks of narrow rows
+_CHUNK = 16  # lookups of a block whose gradients are loaded together; at most 32
+_SUPERBLOCK = 16  # blocks; at most 32
+_PARTS_IN_FLIGHT = 16  # partial sums of a long row that are loaded together
+# records that are loaded before the first of them is stored
+_RECORDS_IN_FLIGHT = {"sum": 16, "sgd": 8, "adagrad": 8, "row_wise_adagrad": 4, "adam": 4}
+_MAX_WORDS_PER_PROGRAM = 128  # of a row; with one warp each thread then holds four
+_TILE = 128  # words in one program; a program takes several blocks where rows are narrow
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
-def _first_rows(starts, num, num_blocks, first_row, BLOCK: tl.constexpr, LANES: tl.constexpr):
-    """The row that each block's first lookup belongs to, by bisection of `starts`."""
-    block = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
-    low = tl.zeros([LANES], tl.int32)
-    high = tl.zeros([LANES], tl.int32) + tl.maximum(tl.load(num) - 1, 0)
+def _first_rows(starts, num, num_blocks, first_row, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Find the row that each block's first lookup belongs to, by bisection of `starts`."""
+    block = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    low = tl.zeros([WIDTH], tl.int32)
+    high = tl.zeros([WIDTH], tl.int32) + tl.maximum(tl.load(num) - 1, 0)
     while tl.max(high - low, 0) > 0:
         middle = (low + high + 1) // 2
         reached = tl.load(starts + middle) <= block * BLOCK
@@ -56,13 +58,13 @@ def _first_rows(starts, num, num_blocks, first_row, BLOCK: tl.constexpr, LANES: 
 
 @triton.jit
 def _bits(flags, COUNT: tl.constexpr):
-    """bool [units, COUNT] as one number per unit, int64 [units]."""
+    """Pack bool [units, COUNT] into one bit mask per unit, int64 [units]."""
     return tl.sum(flags.to(tl.int64) << tl.arange(0, COUNT).to(tl.int64)[None, :], 1)
 
 
 @triton.jit
-def _bit(bits, PLACE: tl.constexpr):
-    return ((bits >> PLACE) & 1) != 0
+def _bit(bits, INDEX: tl.constexpr):
+    return ((bits >> INDEX) & 1) != 0
 
 
 @triton.jit
@@ -73,30 +75,30 @@ def _finish(
     word,
     target,
     row_slots,
-    numbers,
+    coefficients,
     RULE: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    NUM_COEF: tl.constexpr,
     DIM: tl.constexpr,
     W: tl.constexpr,
     COUNT: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    IN_FLIGHT: tl.constexpr,
 ):
-    """What is done with sums [units, words] of rows [units]: COUNT of each, those whose bit in `finished` is set."""
+    """Update or store sums[i] [units, words] of rows[i] [units], for each i < COUNT whose bit in `finished` is set."""
     if RULE == "sum":
         for i in tl.static_range(COUNT):
             at = target + rows[i].to(tl.int64)[:, None] * DIM + word
             tl.store(at, sums[i], mask=_bit(finished, i)[:, None] & (word < DIM))
     else:
-        loaded = load_numbers(numbers, NUMBERS)
+        loaded = load_coefficients(coefficients, NUM_COEF)
         slots: tl.tuple = ()
         for i in tl.static_range(COUNT):
             slots += (tl.load(row_slots + rows[i], mask=_bit(finished, i), other=-1).to(tl.int64),)
-        for begin in tl.static_range(0, COUNT, TOGETHER):
-            if tl.max((finished >> begin) & ((1 << TOGETHER) - 1), 0) != 0:
-                # all are loaded before any is stored, for no load passes a store
+        for begin in tl.static_range(0, COUNT, IN_FLIGHT):
+            if tl.max((finished >> begin) & ((1 << IN_FLIGHT) - 1), 0) != 0:
+                # The compiler moves no load over a store, so all records are loaded before the first is stored.
                 olds: tl.tuple = ()
                 totals: tl.tuple = ()
-                for i in tl.static_range(TOGETHER):
+                for i in tl.static_range(IN_FLIGHT):
                     slot = slots[begin + i]
                     mask = (slot >= 0)[:, None] & (word < DIM)
                     olds += (load_record(target + slot * W, word, mask, RULE, DIM),)
@@ -105,8 +107,9 @@ def _finish(
                     else:
                         totals += (0.0,)
                 if RULE == "row_wise_adagrad":
-                    tl.debug_barrier()  # every warp keeps its own copy of the totals
-                for i in tl.static_range(TOGETHER):
+                    # Every warp loads its own copy of the totals: none may load what another has stored.
+                    tl.debug_barrier()
+                for i in tl.static_range(IN_FLIGHT):
                     slot = slots[begin + i]
                     grad = sums[begin + i]
                     mask = (slot >= 0)[:, None] & (word < DIM)
@@ -119,8 +122,9 @@ def _finish(
 
 @triton.jit
 def _gradient(grad, order, bag_of, scale, winner, position, num_lookups, inside, word, DIM: tl.constexpr):
-    """What the lookups at some positions give to their rows, [units, words]."""
-    lookup = tl.load(order + position, mask=position < num_lookups, other=0)  # before it is known what is inside
+    """The gradients that the lookups at some positions pass to their rows, [units, words]."""
+    # The mask does not wait for `inside`, which depends on an earlier load.
+    lookup = tl.load(order + position, mask=position < num_lookups, other=0)
     bag = lookup
     if bag_of is not None:
         bag = tl.load(bag_of + lookup, mask=inside, other=0)
@@ -134,7 +138,7 @@ def _gradient(grad, order, bag_of, scale, winner, position, num_lookups, inside,
     return value
 
 
-@triton.jit(do_not_specialize=["num_lookups", "num_blocks"])  # batches of another length must not be compiled for
+@triton.jit(do_not_specialize=["num_lookups", "num_blocks"])  # a batch of another length must not recompile
 def _blocks(
     grad,
     order,
@@ -149,27 +153,27 @@ def _blocks(
     parts,
     target,
     row_slots,
-    numbers,
+    coefficients,
     RULE: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    NUM_COEF: tl.constexpr,
     DIM: tl.constexpr,
     W: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    IN_FLIGHT: tl.constexpr,
     UNITS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """parts [2, blocks, DIM]: heads, then what was carried."""
+    """First level. parts [2, blocks, DIM]: the heads, then the carried parts."""
     block = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)[None, :]
     num_rows = tl.load(num)
     begin = block * BLOCK
-    left = tl.load(starts + num_rows) - begin  # lookups with a row, from here on
+    left = tl.load(starts + num_rows) - begin  # lookups that have a row, from this block on
     row = tl.load(first_row + block, mask=block < num_blocks, other=0)
     began_here = tl.load(starts + row) >= begin
 
-    # rows are not empty, so no more than BLOCK of them can end here
+    # Every row has a lookup, so at most BLOCK rows end here.
     after = row[:, None] + 1 + tl.arange(0, BLOCK)[None, :]
     last = tl.load(starts + after, mask=after <= num_rows, other=2147483647) - begin[:, None] - 1
     ends_here = (last >= 0) & (last < BLOCK)
@@ -192,78 +196,78 @@ def _blocks(
         here = (ends >> first) & ((1 << CHUNK) - 1)
         if tl.max(here, 0) != 0:
             ended_before = (ends & ((1 << first) - 1)) != 0
-            first_ends = tl.where(began_here | ended_before, 0, here & -here)  # the bit of a row that began earlier
+            first_ends = tl.where(began_here | ended_before, 0, here & -here)  # the end of a row that began earlier
             at = row + tl.sum((ends_here & (last < first)).to(tl.int32), 1)
             rows: tl.tuple = ()
             for i in tl.static_range(CHUNK):
-                place = parts + (num_blocks + block)[:, None] * DIM + word
-                tl.store(place, sums[i], mask=_bit(first_ends, i)[:, None] & (word < DIM))
+                address = parts + (num_blocks + block)[:, None] * DIM + word
+                tl.store(address, sums[i], mask=_bit(first_ends, i)[:, None] & (word < DIM))
                 rows += (at,)
                 at += _bit(here, i).to(tl.int32)
             _finish(
-                sums, rows, here & ~first_ends, word, target, row_slots, numbers,
-                RULE, NUMBERS, DIM, W, CHUNK, TOGETHER,
+                sums, rows, here & ~first_ends, word, target, row_slots, coefficients,
+                RULE, NUM_COEF, DIM, W, CHUNK, IN_FLIGHT,
             )  # fmt: skip
-    goes_on = (left >= BLOCK) & ~_bit(ends, BLOCK - 1)
-    place = tl.where(began_here | (ends != 0), block, num_blocks + block)
-    tl.store(parts + place[:, None] * DIM + word, total, mask=goes_on[:, None] & (word < DIM))
+    continues = (left >= BLOCK) & ~_bit(ends, BLOCK - 1)
+    part = tl.where(began_here | (ends != 0), block, num_blocks + block)
+    tl.store(parts + part[:, None] * DIM + word, total, mask=continues[:, None] & (word < DIM))
 
 
 @triton.jit
 def _row_across(starts, first_row, block, num_blocks, valid, BLOCK: tl.constexpr):
-    """The row at the beginning of a block, whether it began earlier, where it begins and where it ends."""
+    """The row at the beginning of a block; whether it began in an earlier one; its first lookup and its end."""
     inside = (block < num_blocks) & (block * BLOCK < valid)
     row = tl.load(first_row + block, mask=inside, other=0)
     begin = tl.load(starts + row)
     return row, inside & (begin < block * BLOCK), begin, tl.load(starts + row + 1)
 
 
-@triton.jit(do_not_specialize=["num_blocks", "num_stretches"])
-def _stretches(
+@triton.jit(do_not_specialize=["num_blocks", "num_superblocks"])
+def _superblocks(
     starts,
     num,
     first_row,
     num_blocks,
-    num_stretches,
+    num_superblocks,
     parts,
     long_parts,
     target,
     row_slots,
-    numbers,
+    coefficients,
     RULE: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    NUM_COEF: tl.constexpr,
     DIM: tl.constexpr,
     W: tl.constexpr,
     BLOCK: tl.constexpr,
-    STRETCH: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    SUPERBLOCK: tl.constexpr,
+    IN_FLIGHT: tl.constexpr,
     UNITS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """long_parts [2, stretches, DIM]: heads, then what was carried."""
-    stretch = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+    """Second level. long_parts [2, superblocks, DIM]: the heads, then the carried parts."""
+    superblock = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)[None, :]
     valid = tl.load(starts + tl.load(num))
-    begin = stretch * STRETCH * BLOCK
-    block = stretch[:, None] * STRETCH + tl.arange(0, STRETCH)[None, :]
+    begin = superblock * SUPERBLOCK * BLOCK
+    block = superblock[:, None] * SUPERBLOCK + tl.arange(0, SUPERBLOCK)[None, :]
     _, across, row_begin, row_end = _row_across(starts, first_row, block, num_blocks, valid, BLOCK)
     _, leaves, next_begin, _ = _row_across(starts, first_row, block + 1, num_blocks, valid, BLOCK)
     ends = across & (row_end <= (block + 1) * BLOCK)
     began_here = row_begin >= begin[:, None]
-    carried = _bits(across, STRETCH)
-    heads = _bits(leaves & (next_begin >= block * BLOCK), STRETCH)
-    finished = _bits(ends & began_here, STRETCH)
-    first_ends = _bits(ends & ~began_here, STRETCH)
+    carried = _bits(across, SUPERBLOCK)
+    heads = _bits(leaves & (next_begin >= block * BLOCK), SUPERBLOCK)
+    finished = _bits(ends & began_here, SUPERBLOCK)
+    first_ends = _bits(ends & ~began_here, SUPERBLOCK)
 
     values: tl.tuple = ()
-    for i in tl.static_range(STRETCH):
-        at = (stretch * STRETCH + i)[:, None]
+    for i in tl.static_range(SUPERBLOCK):
+        at = (superblock * SUPERBLOCK + i)[:, None]
         head = tl.load(parts + at * DIM + word, mask=_bit(heads, i)[:, None] & (word < DIM), other=0.0)
         at += num_blocks
         value = tl.load(parts + at * DIM + word, mask=_bit(carried, i)[:, None] & (word < DIM), other=0.0)
         values += ((value, head),)
     sums: tl.tuple = ()
-    for i in tl.static_range(STRETCH):
+    for i in tl.static_range(SUPERBLOCK):
         if i == 0:
             total = values[0][0]
         else:
@@ -271,68 +275,70 @@ def _stretches(
         sums += (total,)
     if tl.max(finished | first_ends, 0) != 0:
         rows: tl.tuple = ()
-        for i in tl.static_range(STRETCH):
-            place = long_parts + (num_stretches + stretch)[:, None] * DIM + word
-            tl.store(place, sums[i], mask=_bit(first_ends, i)[:, None] & (word < DIM))
-            rows += (tl.load(first_row + stretch * STRETCH + i, mask=_bit(finished, i), other=0),)
+        for i in tl.static_range(SUPERBLOCK):
+            address = long_parts + (num_superblocks + superblock)[:, None] * DIM + word
+            tl.store(address, sums[i], mask=_bit(first_ends, i)[:, None] & (word < DIM))
+            rows += (tl.load(first_row + superblock * SUPERBLOCK + i, mask=_bit(finished, i), other=0),)
         _finish(
-            sums, rows, finished, word, target, row_slots, numbers, RULE, NUMBERS, DIM, W, STRETCH, TOGETHER
+            sums, rows, finished, word, target, row_slots, coefficients,
+            RULE, NUM_COEF, DIM, W, SUPERBLOCK, IN_FLIGHT,
         )  # fmt: skip
-    total = tl.where(_bit(heads, STRETCH - 1)[:, None], values[STRETCH - 1][1], total)
-    _, goes_on, row_begin, _ = _row_across(starts, first_row, (stretch + 1) * STRETCH, num_blocks, valid, BLOCK)
-    place = tl.where(row_begin >= begin, stretch, num_stretches + stretch)
-    tl.store(long_parts + place[:, None] * DIM + word, total, mask=goes_on[:, None] & (word < DIM))
+    total = tl.where(_bit(heads, SUPERBLOCK - 1)[:, None], values[SUPERBLOCK - 1][1], total)
+    _, continues, row_begin, _ = _row_across(starts, first_row, (superblock + 1) * SUPERBLOCK, num_blocks, valid, BLOCK)
+    part = tl.where(row_begin >= begin, superblock, num_superblocks + superblock)
+    tl.store(long_parts + part[:, None] * DIM + word, total, mask=continues[:, None] & (word < DIM))
 
 
-@triton.jit(do_not_specialize=["num_blocks", "num_stretches"])
+@triton.jit(do_not_specialize=["num_blocks", "num_superblocks"])
 def _long_rows(
     starts,
     num,
     first_row,
     num_blocks,
-    num_stretches,
+    num_superblocks,
     long_parts,
     target,
     row_slots,
-    numbers,
+    coefficients,
     RULE: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    NUM_COEF: tl.constexpr,
     DIM: tl.constexpr,
     W: tl.constexpr,
     BLOCK: tl.constexpr,
-    STRETCH: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    SUPERBLOCK: tl.constexpr,
+    IN_FLIGHT: tl.constexpr,
     UNITS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Stretch s > 0 is responsible for a row that begins in stretch s - 1 and goes on in s."""
-    stretch = 1 + tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+    """Third level. Superblock s > 0 finishes the row that begins in superblock s - 1 and continues in s."""
+    superblock = 1 + tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)[None, :]
     valid = tl.load(starts + tl.load(num))
-    row, across, begin, end = _row_across(starts, first_row, stretch * STRETCH, num_blocks, valid, BLOCK)
-    mine = across & (begin >= (stretch - 1) * STRETCH * BLOCK)
-    if tl.max(mine.to(tl.int32), 0) > 0:
-        total = tl.load(long_parts + (stretch - 1)[:, None] * DIM + word, mask=mine[:, None] & (word < DIM), other=0.0)
-        stop = tl.where(mine, tl.cdiv(end, STRETCH * BLOCK).to(tl.int64), 0)
-        at = stretch
+    row, across, begin, end = _row_across(starts, first_row, superblock * SUPERBLOCK, num_blocks, valid, BLOCK)
+    owned = across & (begin >= (superblock - 1) * SUPERBLOCK * BLOCK)
+    if tl.max(owned.to(tl.int32), 0) > 0:
+        head = long_parts + (superblock - 1)[:, None] * DIM + word
+        total = tl.load(head, mask=owned[:, None] & (word < DIM), other=0.0)
+        stop = tl.where(owned, tl.cdiv(end, SUPERBLOCK * BLOCK).to(tl.int64), 0)
+        at = superblock
         while tl.max(stop - at, 0) > 0:
             values: tl.tuple = ()
-            for i in tl.static_range(AT_ONCE):
-                place = long_parts + (num_stretches + at + i)[:, None] * DIM + word
-                values += (tl.load(place, mask=(at + i < stop)[:, None] & (word < DIM), other=0.0),)
-            for i in tl.static_range(AT_ONCE):
+            for i in tl.static_range(IN_FLIGHT):
+                address = long_parts + (num_superblocks + at + i)[:, None] * DIM + word
+                values += (tl.load(address, mask=(at + i < stop)[:, None] & (word < DIM), other=0.0),)
+            for i in tl.static_range(IN_FLIGHT):
                 total = tl.where((at + i < stop)[:, None], total + values[i], total)
-            at += AT_ONCE
+            at += IN_FLIGHT
         _finish(
-            (total,), (row,), mine.to(tl.int64), word, target, row_slots, numbers, RULE, NUMBERS, DIM, W, 1, 1
+            (total,), (row,), owned.to(tl.int64), word, target, row_slots, coefficients, RULE, NUM_COEF, DIM, W, 1, 1
         )  # fmt: skip
 
 
 def first_rows(starts: Tensor, num: Tensor) -> Tensor:
-    """The distinct row at the beginning of each block of a sorted batch, for batches whose plan does not tell."""
+    """The unique row at the beginning of each block of a sorted batch, for batches whose plan does not have them."""
     num_blocks = triton.cdiv(starts.numel() - 1, _BLOCK)
     first_row = starts.new_empty(num_blocks)
-    _first_rows[(triton.cdiv(num_blocks, 128),)](starts, num, num_blocks, first_row, BLOCK=_BLOCK, LANES=128)
+    _first_rows[(triton.cdiv(num_blocks, 128),)](starts, num, num_blocks, first_row, BLOCK=_BLOCK, WIDTH=128)
     return first_row
 
 
@@ -340,7 +346,7 @@ def sum_rows(
     rule: str,
     target: Tensor,
     row_slots: Tensor | None,
-    numbers: Tensor | None,
+    coefficients: Tensor | None,
     num: Tensor,
     grad: Tensor,
     order: Tensor,
@@ -350,7 +356,7 @@ def sum_rows(
     winner: Tensor | None,
     first_row: Tensor | None,
 ) -> None:
-    """Sum over the lookups of each row; then `target` is the cache, or for the rule "sum" where row u's goes to [u]."""
+    """Sum over the lookups of each row, and update its record in the cache `target`; rule "sum" stores to target[u]."""
     num_lookups, dim = order.numel(), grad.shape[1]
     if num_lookups == 0:
         return
@@ -359,17 +365,17 @@ def sum_rows(
     if first_row is None:
         first_row = first_rows(starts, num)
     num_blocks = triton.cdiv(num_lookups, _BLOCK)
-    num_stretches = triton.cdiv(num_blocks, _STRETCH)
+    num_superblocks = triton.cdiv(num_blocks, _SUPERBLOCK)
     assert first_row.numel() >= num_blocks
     words = triton.next_power_of_2(dim)
-    if rule != "row_wise_adagrad":  # which needs a whole row
-        words = min(words, _WORDS)
+    if rule != "row_wise_adagrad":  # its state is a sum over the whole row
+        words = min(words, _MAX_WORDS_PER_PROGRAM)
     units = max(_TILE // words, 1)
     pieces = triton.cdiv(dim, words)
-    coalesced = _TOGETHER[rule]
+    in_flight = _RECORDS_IN_FLIGHT[rule]
     options: dict[str, Any] = {
         "RULE": rule,
-        "NUMBERS": NUM_NUMBERS.get(rule, 0),
+        "NUM_COEF": NUM_COEFFICIENTS.get(rule, 0),
         "DIM": dim,
         "W": target.shape[1],
         "BLOCK": _BLOCK,
@@ -378,25 +384,25 @@ def sum_rows(
         "num_warps": max(words // 128, 1),
         "enable_fp_fusion": False,
     }
-    finish = (target, row_slots, numbers)
+    finish = (target, row_slots, coefficients)
     parts = grad.new_empty(2, num_blocks, dim, dtype=torch.float32)
     chunk = min(_CHUNK, _BLOCK)
     _blocks[(triton.cdiv(num_blocks, units), pieces)](
         grad, order, num_lookups, bag_of, scale, winner, starts, num, first_row, num_blocks, parts, *finish,
-        CHUNK=chunk, TOGETHER=min(coalesced, chunk), **options,
+        CHUNK=chunk, IN_FLIGHT=min(in_flight, chunk), **options,
     )  # fmt: skip
     if num_blocks == 1:
         return
-    long_parts = grad.new_empty(2, num_stretches, dim, dtype=torch.float32)
-    _stretches[(triton.cdiv(num_stretches, units), pieces)](
-        starts, num, first_row, num_blocks, num_stretches, parts, long_parts, *finish,
-        STRETCH=_STRETCH, TOGETHER=min(coalesced, _STRETCH), **options,
+    long_parts = grad.new_empty(2, num_superblocks, dim, dtype=torch.float32)
+    _superblocks[(triton.cdiv(num_superblocks, units), pieces)](
+        starts, num, first_row, num_blocks, num_superblocks, parts, long_parts, *finish,
+        SUPERBLOCK=_SUPERBLOCK, IN_FLIGHT=min(in_flight, _SUPERBLOCK), **options,
     )  # fmt: skip
-    if num_stretches == 1:
+    if num_superblocks == 1:
         return
-    _long_rows[(triton.cdiv(num_stretches - 1, units), pieces)](
-        starts, num, first_row, num_blocks, num_stretches, long_parts, *finish,
-        STRETCH=_STRETCH, AT_ONCE=_AT_ONCE, **options,
+    _long_rows[(triton.cdiv(num_superblocks - 1, units), pieces)](
+        starts, num, first_row, num_blocks, num_superblocks, long_parts, *finish,
+        SUPERBLOCK=_SUPERBLOCK, IN_FLIGHT=_PARTS_IN_FLIGHT, **options,
     )  # fmt: skip
 
 
@@ -418,8 +424,8 @@ def backward_update(
     check_rule(rule)
     assert grad.shape[1] == dim
     batch = (num, grad, order, starts, bag_of, scale, winner, first_row)
-    if rule in NUM_NUMBERS and (rule != "row_wise_adagrad" or dim <= MOST_WORDS):
-        sum_rows(rule, cache, row_slots, numbers_on(cache.device, rule, hyper), *batch)
+    if rule in NUM_COEFFICIENTS and (rule != "row_wise_adagrad" or dim <= MAX_WORDS):
+        sum_rows(rule, cache, row_slots, coefficients_on(cache.device, rule, hyper), *batch)
     else:
         sums = grad.new_empty(order.numel(), dim, dtype=torch.float32)
         sum_rows("sum", sums, None, None, *batch)

@@ -1,4 +1,4 @@
-"""Update of a batch's rows in plain PyTorch: the two operations that it is made of."""
+"""Update of a batch's rows in plain PyTorch: the two operations that it combines, one after the other."""
 
 from torch import Tensor
 

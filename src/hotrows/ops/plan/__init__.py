@@ -1,4 +1,4 @@
-"""Planning a batch in a few kernels whose every number is on the device, so that a CUDA graph can hold them.
+"""Planning a batch in a few kernels whose numbers are all on the device, so that a CUDA graph can replay them.
 
-What they compute is defined by `cache.planner` and `cache.policies`, operation by operation; that is their reference.
+The eager planner (`cache.planning.planner`) and the policies define what the kernels compute, operation by operation.
 """

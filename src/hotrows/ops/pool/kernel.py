@@ -1,12 +1,12 @@
-"""Pooled gather in Triton: a program takes several bags and adds one lookup of each at a time, in order."""
+"""Pooled gather in Triton: a program takes several bags, and adds one lookup of each per iteration, in order."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_MOST_WORDS = 1024  # of a record in one program; longer ones are split
-_TILE = 2048  # words a program holds, over all its bags
+_MAX_WORDS = 1024  # of a record in one program; longer records are split over programs
+_TILE = 2048  # words that a program holds in registers, over all its bags
 
 
 @triton.jit(do_not_specialize=["num_bags"])
@@ -66,7 +66,7 @@ def pool(
     pooled = cache.new_empty(num_bags, dim)
     winners = cache.new_empty(num_bags, dim, dtype=torch.int32) if mode == "max" else None
     if num_bags:
-        words = min(triton.next_power_of_2(dim), _MOST_WORDS)
+        words = min(triton.next_power_of_2(dim), _MAX_WORDS)
         bags = min(_TILE // words, 128)
         _pool[(triton.cdiv(num_bags, bags), triton.cdiv(dim, words))](
             cache,

@@ -11,15 +11,16 @@ def pool(
     num_lookups = slots.numel()
     if offsets is None:
         offsets = torch.arange(num_lookups + 1, dtype=torch.int32, device=slots.device)
-    taking_part = slots >= 0
+    has_slot = slots >= 0
     position = None
-    if not bool(taking_part.all()):
-        position = taking_part.nonzero().squeeze(1)
+    if not bool(has_slot.all()):
+        position = has_slot.nonzero().squeeze(1)
         before = torch.zeros(num_lookups + 1, dtype=torch.int32, device=slots.device)
-        torch.cumsum(taking_part, 0, out=before[1:])
+        torch.cumsum(has_slot, 0, out=before[1:])
         slots, offsets = slots[position], before[offsets]
         weights = None if weights is None else weights[position]
-    # gathered first: records are longer than their weights, and embedding_bag would copy the whole cache to close up
+    # Records are longer than their weights, and embedding_bag makes its weight contiguous: without this gather it would
+    # copy the whole cache.
     values = cache[slots, :dim]
     if mode == "max":
         return _maximum(values, offsets, position)
@@ -37,8 +38,8 @@ def _maximum(values: Tensor, offsets: Tensor, position: Tensor | None) -> tuple[
         bags = (lengths > step).nonzero().squeeze(1)
         lookup = offsets[bags] + step
         candidate = values[lookup]
-        name = (lookup if position is None else position[lookup]).int().unsqueeze(1)
+        winner_lookup = (lookup if position is None else position[lookup]).int().unsqueeze(1)
         better = (candidate > best[bags]) | (winner[bags] < 0)
-        winner[bags] = torch.where(better, name, winner[bags])
+        winner[bags] = torch.where(better, winner_lookup, winner[bags])
         best[bags] = torch.where(better, candidate, best[bags])
     return torch.where(winner < 0, 0.0, best), winner

@@ -1,4 +1,4 @@
-"""Rows by another numbering in plain PyTorch."""
+"""Remapping in plain PyTorch."""
 
 import torch
 from torch import Tensor

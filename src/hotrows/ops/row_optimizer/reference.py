@@ -1,7 +1,7 @@
 """Optimizer steps on records in plain PyTorch, each with the arithmetic of its `torch.optim` counterpart.
 
-A rule changes a batch of records, float32 [U, W], in place; the state follows the weights in the record. Its `hyper`
-is what `numbers` makes of the optimizer's: for a rule that is not known here the same.
+A rule updates records, float32 [U, W], in place; in a record the state follows the weights. A rule's `hyper` is the
+result of `coefficients`: for a user's own rule, the optimizer's hyperparameters unchanged.
 """
 
 from collections.abc import Callable
@@ -58,11 +58,11 @@ RULES: dict[str, Rule] = {
 }
 
 
-def numbers(rule: str, hyper: tuple[float, ...]) -> list[float]:
-    """What a rule computes with, from what its optimizer says. Rounded to float32 they give the same bits."""
+def coefficients(rule: str, hyper: tuple[float, ...]) -> list[float]:
+    """The values that a rule computes with, from its optimizer's hyperparameters. In float32 the bits are the same."""
     if rule == "adam":
         step_size, beta1, beta2, eps = hyper
-        return [step_size, 1 - beta1, 1 - beta2, eps]  # taken in double: 1 − float32(beta) has lost digits
+        return [step_size, 1 - beta1, 1 - beta2, eps]  # subtracted in double: 1 − float32(beta) loses digits
     return list(hyper)
 
 
@@ -74,10 +74,10 @@ def row_optimizer(
     present = slots >= 0
     slots, grads = slots[present], grads[present]
     records = cache[slots]
-    RULES[rule](records, grads, dim, rule_numbers(rule, hyper))
+    RULES[rule](records, grads, dim, host_coefficients(rule, hyper))
     cache[slots] = records
 
 
-def rule_numbers(rule: str, hyper: Tensor | tuple[float, ...]) -> tuple[float, ...]:
-    """The numbers on the host; from a CUDA tensor they have to be waited for."""
-    return tuple(hyper.tolist() if isinstance(hyper, Tensor) else numbers(rule, hyper))
+def host_coefficients(rule: str, hyper: Tensor | tuple[float, ...]) -> tuple[float, ...]:
+    """The coefficients on the host. If they are a CUDA tensor, the host waits for the device."""
+    return tuple(hyper.tolist() if isinstance(hyper, Tensor) else coefficients(rule, hyper))

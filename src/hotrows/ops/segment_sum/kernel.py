@@ -1,4 +1,4 @@
-"""Gradient add-up in Triton: the sums of `ops.update_rows`, stored instead of used."""
+"""Segment sum in Triton: the kernels of `ops.backward_update` with the sums stored to memory."""
 
 import torch
 from torch import Tensor
@@ -16,6 +16,6 @@ def segment_sum(
     winner: Tensor | None,
     first_row: Tensor | None = None,
 ) -> Tensor:
-    answer = grad.new_empty(order.numel(), grad.shape[1], dtype=torch.float32)
-    sum_rows("sum", answer, None, None, num, grad, order, starts, bag_of, scale, winner, first_row)
-    return answer
+    sums = grad.new_empty(order.numel(), grad.shape[1], dtype=torch.float32)
+    sum_rows("sum", sums, None, None, num, grad, order, starts, bag_of, scale, winner, first_row)
+    return sums

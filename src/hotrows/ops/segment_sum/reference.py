@@ -1,4 +1,4 @@
-"""Gradient add-up in plain PyTorch: itself a sum over bags, the bags being the lookups of a row."""
+"""Segment sum in plain PyTorch: an `embedding_bag` over gradients, in which each row's lookups are one bag."""
 
 import torch
 from torch import Tensor

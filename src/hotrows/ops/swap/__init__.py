@@ -1,4 +1,4 @@
-"""Move records between store and cache, both ways in one pass."""
+"""Move records between store and cache, in both directions in one pass."""
 
 from torch import Tensor
 
@@ -9,10 +9,10 @@ __all__ = ["Moves", "swap"]
 
 
 def swap(cache: Tensor, store: Tensor, moves: Moves) -> None:
-    """For each of the moves: store[row out] = cache[slot], then cache[slot] = store[row in].
+    """For each move: store[row out] = cache[slot], then cache[slot] = store[row in].
 
     Args:
-        cache: float32 [≥ S, W] on the device. store: float32 [R, W] on the host (registered on a CUDA machine).
+        cache: float32 [≥ S, W] on the device. store: float32 [R, W] in host memory, with CUDA pinned.
     """
     if cache.is_cuda:
         from hotrows.ops.swap import kernel

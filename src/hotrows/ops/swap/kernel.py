@@ -1,4 +1,4 @@
-"""Moves in Triton: the kernel reads and writes the store in host memory itself (zero copy), without the CPU."""
+"""Moves in Triton: the kernel reads and writes the store directly in host memory (zero copy)."""
 
 import math
 
@@ -9,28 +9,29 @@ from torch import Tensor
 
 from hotrows.ops.swap.moves import Moves
 
-# Few multiprocessors with many bytes in flight each: a matrix product wants the whole register file of every one, and
-# would wait for each that is taken. Slower moves cost nothing as long as they take less time than a step, which grows
-# with the lookups: a multiprocessor moves a few words, each way, in the time that a lookup trains.
+# The kernel runs on few multiprocessors, with many bytes in flight on each: a matrix product needs the whole register
+# file of a multiprocessor, and waits for every one that is occupied. Slow moves cost nothing as long as they take less
+# time than a training step. That time grows with the lookups, so this is the number of words that one multiprocessor
+# moves in each direction in the time in which one lookup is trained.
 _WORDS_PER_LOOKUP = 2.6
-# A matrix product's programs come in pairs, on the two multiprocessors of a unit: where moves have one of these, the
-# other is lost to the product too. So moves take both. Which are one unit, the device knows if programs are clusters.
+# The programs of a matrix product run in pairs on neighbouring multiprocessors: one that the moves occupy blocks its
+# neighbour too. So the moves occupy pairs, which only a cluster of two programs is sure to get.
 _PAIR = 2
-_CLUSTERS_FROM = 9  # compute capability
-_FEWEST_ALONE = 3  # where there are no clusters
-_MOST = 16  # multiprocessors
+_FIRST_CAPABILITY_WITH_CLUSTERS = 9  # major compute capability
+_MIN_UNPAIRED = 3  # multiprocessors, on devices without clusters
+_MAX_MULTIPROCESSORS = 16
 _NUM_WARPS = 32
-_TILE = 16384  # words at a time and multiprocessor, each way
-_MOST_WORDS = 512  # of a record at a time
+_TILE = 16384  # words in flight per multiprocessor and direction
+_MAX_WORDS = 512  # of a record in one iteration
 
 
-@triton.jit(do_not_specialize=["share"])
+@triton.jit(do_not_specialize=["words_per_program"])
 def _swap(
-    cache, store, slots, rows_out, rows_in, num, share,
-    W: tl.constexpr, MOVES: tl.constexpr, WORDS: tl.constexpr, FEWEST: tl.constexpr,
+    cache, store, slots, rows_out, rows_in, num, words_per_program,
+    W: tl.constexpr, MOVES: tl.constexpr, WORDS: tl.constexpr, MIN_PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     count = tl.load(num)
-    wanted = tl.maximum(tl.cdiv(count.to(tl.int64) * W, share), FEWEST)
+    wanted = tl.maximum(tl.cdiv(count.to(tl.int64) * W, words_per_program), MIN_PROGRAMS)
     num_programs = tl.minimum(wanted, tl.num_programs(0))
     first = tl.program_id(0).to(tl.int64) * MOVES
     while (first < count) & (tl.program_id(0) < num_programs):
@@ -39,15 +40,15 @@ def _swap(
         at_slot = tl.load(slots + move, mask=inside, other=0).to(tl.int64) * W
         row_out = tl.load(rows_out + move, mask=inside, other=-1)
         row_in = tl.load(rows_in + move, mask=inside, other=-1)
-        leaves, comes = row_out >= 0, row_in >= 0
+        moves_out, moves_in = row_out >= 0, row_in >= 0
         for begin in tl.static_range(0, W, WORDS):
             word = begin + tl.arange(0, WORDS)[None, :]
             in_cache = cache + at_slot[:, None] + word
-            # both loads first: they overlap, and the old record is read before the new one takes its slot
-            old = tl.load(in_cache, mask=leaves[:, None] & (word < W), other=0.0)
-            new = tl.load(store + row_in[:, None] * W + word, mask=comes[:, None] & (word < W), other=0.0)
-            tl.store(store + row_out[:, None] * W + word, old, mask=leaves[:, None] & (word < W))
-            tl.store(in_cache, new, mask=comes[:, None] & (word < W))
+            # Both loads come first: they overlap, and the old record is read before the new one overwrites it.
+            old = tl.load(in_cache, mask=moves_out[:, None] & (word < W), other=0.0)
+            new = tl.load(store + row_in[:, None] * W + word, mask=moves_in[:, None] & (word < W), other=0.0)
+            tl.store(store + row_out[:, None] * W + word, old, mask=moves_out[:, None] & (word < W))
+            tl.store(in_cache, new, mask=moves_in[:, None] & (word < W))
         first += num_programs * MOVES
 
 
@@ -55,20 +56,20 @@ def swap(cache: Tensor, store: Tensor, moves: Moves) -> None:
     assert cache.is_contiguous()
     assert store.is_contiguous()
     num_words = cache.shape[1]
-    most = moves.slots.numel()
-    if most == 0:
+    max_moves = moves.slots.numel()
+    if max_moves == 0:
         return
     pair = _PAIR if _has_clusters(cache) else 1
-    words = min(triton.next_power_of_2(num_words), _MOST_WORDS)
-    at_once = pair * _TILE // words  # as many words as threads at the least, so that each is moved by one alone
-    grid = (min(triton.cdiv(most, at_once), max(1, _MOST // pair)),)
-    share = math.ceil(pair * _WORDS_PER_LOOKUP * most / moves.haste)
+    words = min(triton.next_power_of_2(num_words), _MAX_WORDS)
+    moves_per_program = pair * _TILE // words  # at least one word per thread, so that no two threads move the same word
+    grid = (min(triton.cdiv(max_moves, moves_per_program), max(1, _MAX_MULTIPROCESSORS // pair)),)
+    words_per_program = math.ceil(pair * _WORDS_PER_LOOKUP * max_moves / moves.sm_scale)
     _swap[grid](
-        cache, store, moves.slots, moves.rows_out, moves.rows_in, moves.num, share,
-        W=num_words, MOVES=at_once, WORDS=words, FEWEST=1 if pair > 1 else _FEWEST_ALONE,
+        cache, store, moves.slots, moves.rows_out, moves.rows_in, moves.num, words_per_program,
+        W=num_words, MOVES=moves_per_program, WORDS=words, MIN_PROGRAMS=1 if pair > 1 else _MIN_UNPAIRED,
         num_warps=_NUM_WARPS, num_ctas=pair,
     )  # fmt: skip
 
 
 def _has_clusters(cache: Tensor) -> bool:
-    return cache.is_cuda and torch.cuda.get_device_capability(cache.device)[0] >= _CLUSTERS_FROM
+    return cache.is_cuda and torch.cuda.get_device_capability(cache.device)[0] >= _FIRST_CAPABILITY_WITH_CLUSTERS

@@ -1,4 +1,4 @@
-"""What is moved between a store and its cache."""
+"""The list of moves between a store and its cache."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 class Moves(NamedTuple):
-    """Records that leave slots, and records that come into them.
+    """For each slot, the row whose record is written back and the row whose record is fetched.
 
-    A move without a row out (NO_ROW) writes nothing back, one without a row in fetches nothing; the slot of a move
-    without both does not matter. No slot and no row occurs twice among the moves.
+    A move without a row out (NO_ROW) writes nothing back, and one without a row in fetches nothing. The slot of a move
+    with neither is ignored. No slot and no row occurs twice among the moves.
     """
 
     slots: Tensor  # int32 [K]
     rows_out: Tensor  # int64 [K]
     rows_in: Tensor  # int64 [K]
-    num: Tensor  # int32 [1], how many of the K there are
-    haste: float = 1.0  # how many times as many multiprocessors may move them as where they have a step's time
+    num: Tensor  # int32 [1], how many of the K are filled
+    sm_scale: float = 1.0  # scales the number of multiprocessors; 1 if the moves may take as long as a training step

@@ -1,1 +1,1 @@
-"""Copy to an address that the host writes: so a recording, which knows its own memory alone, answers in new memory."""
+"""Copy to an address that the kernel reads from memory, so that each replay of a CUDA graph can write to new memory."""

@@ -1,0 +1,58 @@
+"""Batches with bad ids that were planned in their own iteration on CUDA: the host learns of them later.
+
+Such a batch has no rows, so it changes none. It must not count as an optimizer step either, although its backward pass
+runs before the host knows.
+"""
+
+from collections import deque
+
+from hotrows.cache.row_updater import RowUpdater
+from hotrows.errors import BadIdError
+from hotrows.loop.ticket import NOTHING_BAD, BatchTicket
+
+
+class BadIdChecks:
+    """The batches of one cache whose ids the host has not checked yet."""
+
+    def __init__(self, updater: RowUpdater) -> None:
+        self._updater = updater
+        self._unchecked: deque[BatchTicket] = deque()
+        self._steps: deque[tuple[BatchTicket, ...]] = deque()  # the batches of each optimizer step that is in doubt
+
+    def check_later(self, ticket: BatchTicket) -> None:
+        """Check a batch once the host can know without waiting, at the latest at `flush`."""
+        if ticket.bad_id is not None and not ticket.checked:
+            self._unchecked.append(ticket)
+
+    def check(self, wait: bool = True) -> None:
+        """Raise `BadIdError` for the first bad batch among those to be checked later."""
+        while self._unchecked and (wait or self._unchecked[0].is_announcement_done()):
+            ticket = self._unchecked.popleft()
+            try:
+                ticket.check_ids()
+            except BadIdError:
+                self.uncount_bad_steps(wait=True)
+                raise
+
+    def note_step(self, tickets: tuple[BatchTicket, ...]) -> None:
+        """An optimizer step of these batches was counted."""
+        if all(ticket.bad_id is not None and not ticket.checked for ticket in tickets):
+            self._steps.append(tickets)
+
+    def uncount_bad_steps(self, wait: bool) -> None:
+        """Take back the steps of batches that turned out to have no rows.
+
+        Args:
+            wait: for the announcements of these batches. Do that before a step count is used in a formula.
+        """
+        while self._steps:
+            tickets = self._steps[0]
+            if not wait and not all(ticket.is_announcement_done() for ticket in tickets):
+                return
+            self._steps.popleft()
+            if all(_is_bad(ticket) for ticket in tickets):
+                self._updater.steps -= 1
+
+
+def _is_bad(ticket: BatchTicket) -> bool:
+    return ticket.bad_id is not None and ticket.bad_id.bad_id()[0] != NOTHING_BAD

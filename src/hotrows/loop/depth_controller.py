@@ -1,0 +1,116 @@
+"""How many batches to plan ahead: fewer where the cache has no room for them, and one more now and then.
+
+Pure Python without tensors. It is told whether plans fit and answers how far ahead to plan.
+
+A plan is known to fit or not only some iterations after it was queued. If it does not fit, batches behind it may have
+been planned meanwhile and have taken its room. So the depth shrinks below the rejected batch, and one more batch is
+probed seldom, with a back-off that doubles. While a probe is unresolved, nothing is planned behind it: a later plan
+could take the probe's room, and the probe, retried, would then keep every slot used since from being evicted.
+
+Besides the batches to come, the batch that has just trained can stay in flight for one more iteration, so that the next
+plan need not wait for it. Where there is no room for that, it is released at once.
+"""
+
+from enum import Enum
+
+READBACK_LAG = 2  # iterations after which the host reads the counts of a plan made in the planning graph
+BACK_OFF = 32  # iterations until one batch more is probed; doubles after each probe that fails
+MOST_BACK_OFF = 1024
+
+
+class Probe(Enum):
+    """What a plan tries out."""
+
+    DEPTH = "one batch more is planned ahead"
+    KEEP_LAST = "the batch before the current one stays in flight"
+
+
+class DepthController:
+    """Args:
+    depth: how many batches after the current one should have their rows in the cache or on the way.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._full = depth + READBACK_LAG
+        self.depth = self._full  # batches after the current one that may be planned
+        self.keeps_last = True  # the batch that has just trained stays in flight for one iteration
+        self._known_depth = self._full  # the most for which there was room, or that has not failed yet
+        self._known_keeps_last = True
+        self._iteration = 0
+        self._depth_changed = self._last_changed = 0  # the iterations in which they changed
+        self._depth_back_off = self._last_back_off = BACK_OFF
+
+    def begin_iteration(self) -> None:
+        self._iteration += 1
+
+    def start_probe(self, is_probing: bool) -> None:
+        """Try one batch more, or keep the last batch in flight again, if the back-off is over; one probe at a time.
+
+        Args:
+            is_probing: the plan of an earlier probe is not resolved yet.
+        """
+        if is_probing or (self.depth == self._full and self.keeps_last):
+            return
+        if self.depth < self._full:
+            # With little planned ahead there is more to win than a rejected plan costs, so probe sooner.
+            back_off = min(self._depth_back_off, BACK_OFF // 2 * (self.depth + 1))
+            if self.depth == self._known_depth and self._iteration - self._depth_changed >= back_off:
+                self.depth, self._depth_changed = self.depth + 1, self._iteration
+                return
+        if not self.keeps_last and self.depth > 0 and self._iteration - self._last_changed >= self._last_back_off:
+            self.keeps_last, self._last_changed = True, self._iteration
+
+    def probe_of(self, distance: int, beside_last: bool) -> Probe | None:
+        """What planning a batch now tries out, None if it is known to fit.
+
+        Args:
+            distance: batches to come before it.
+            beside_last: the batch before the current one is in flight.
+        """
+        if self._known_depth < distance <= self.depth:
+            return Probe.DEPTH
+        if beside_last and not self._known_keeps_last and distance >= self.depth:
+            return Probe.KEEP_LAST
+        return None
+
+    def readback_lag(self, probe: Probe | None, distance: int) -> int:
+        """Iterations after which to read the counts of a plan of the planning graph.
+
+        A probe is looked at sooner, so that the batch can still be planned again before its iteration.
+        """
+        return READBACK_LAG if probe is None else max(1, min(READBACK_LAG, distance - 1))
+
+    def fitted(self, probe: Probe | None, distance: int) -> None:
+        """A plan fitted."""
+        if probe is Probe.DEPTH:
+            self._known_depth = max(self._known_depth, min(distance, self.depth))
+        elif probe is Probe.KEEP_LAST:
+            self._known_keeps_last = self.keeps_last
+
+    def rejected(self, probe: Probe | None, distance: int, beside_last: bool) -> None:
+        """A plan had no room. What was probed is given up; otherwise the depth shrinks below the rejected batch.
+
+        If the rejected batch is the next one and the last batch was in flight beside it, the last batch took its room:
+        then the depth stays and the last batch is no longer kept.
+        """
+        depth = distance - (1 if distance <= READBACK_LAG + 1 else 2)
+        if probe is Probe.DEPTH:
+            depth = min(self._known_depth, distance - 1)
+        elif probe is Probe.KEEP_LAST:
+            depth = self.depth
+            self.stop_keeping_last()
+        elif distance <= 1 and beside_last:
+            depth = distance
+            self.stop_keeping_last()
+        if depth < self.depth:
+            self.depth, self._depth_changed = max(0, depth), self._iteration
+            self._depth_back_off = min(2 * self._depth_back_off, MOST_BACK_OFF)
+        self._known_depth = min(self._known_depth, self.depth)
+
+    def stop_keeping_last(self) -> None:
+        if self.keeps_last:
+            # A probe a moment ago failed, or a batch is larger than the others.
+            failed_probe = not self._known_keeps_last
+            self._last_back_off = min(2 * self._last_back_off, MOST_BACK_OFF) if failed_probe else BACK_OFF
+            self.keeps_last, self._last_changed = False, self._iteration
+        self._known_keeps_last = False

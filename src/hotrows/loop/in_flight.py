@@ -1,0 +1,68 @@
+"""Which batches are in flight: planned, and not released yet. Their slots must not be evicted (rule 3)."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from hotrows.loop.ticket import BatchTicket
+from hotrows.runtime.streams import Event, record_event
+
+
+class InFlight:
+    """The tickets in flight of one cache, and what the host knows about their slots."""
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        self._num_slots = num_slots
+        self._tickets: dict[int, BatchTicket] = {}  # by plan number, ascending
+        # (plan number, upper bound on its slots) for every plan since the oldest one in flight, also for plans that
+        # were released or rejected since. None of these slots may be evicted.
+        self._protected: deque[tuple[int, int]] = deque()
+        # The last uses of released batches. The moves of the next plan wait for them before they overwrite a slot.
+        self.released: list[Event] = [record_event(device)]
+
+    def __iter__(self) -> Iterator[BatchTicket]:
+        return iter(self._tickets.values())
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    @property
+    def oldest(self) -> int | None:
+        """The lowest plan number in flight."""
+        return next(iter(self._tickets), None)
+
+    def add(self, tickets: Sequence[BatchTicket], takes_slots: bool) -> None:
+        """Tickets of one plan, which was made with the current `oldest`."""
+        oldest = self.oldest
+        num_slots = 0
+        for ticket in tickets:
+            assert ticket.plan is not None
+            self._tickets[ticket.plan.plan_number] = ticket
+            num_slots += ticket.plan.row_slots.numel()
+        if not takes_slots:
+            return
+        first, last = tickets[0].plan, tickets[-1].plan
+        assert first is not None
+        assert last is not None
+        self._protected.append((last.plan_number, num_slots))
+        since = first.plan_number if oldest is None else oldest
+        while self._protected[0][0] < since:
+            self._protected.popleft()
+
+    def remove(self, ticket: BatchTicket, last_uses: Sequence[Event] = ()) -> None:
+        """A ticket is released after these events, or was rejected."""
+        assert ticket.plan is not None
+        del self._tickets[ticket.plan.plan_number]
+        if last_uses:
+            self.released = [event for event in self.released if not event.query()] + list(last_uses)
+
+    def surely_fits(self, num_rows: int, num_pinned: int, next_plan: int) -> bool:
+        """True if a plan of at most this many rows fits beside those in flight, whatever the host has not read yet."""
+        oldest = next_plan if self.oldest is None else self.oldest
+        protected = sum(num for plan, num in self._protected if plan >= oldest)
+        return protected + num_rows + num_pinned <= self._num_slots
+
+    def may_be_full(self, num_pinned: int) -> bool:
+        """True if the rows of the last plan may not all have a slot, for all the host knows."""
+        return sum(num for _, num in self._protected) + num_pinned > self._num_slots

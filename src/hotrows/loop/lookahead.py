@@ -1,0 +1,151 @@
+"""The loop that knows the ids of the batches to come and brings their rows in while an earlier batch trains."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+from hotrows.cache.policies.next_use import WINDOW_LIMIT
+from hotrows.loop.scheduler import Scheduler
+from hotrows.loop.ticket import BatchTicket
+from hotrows.loop.window import BatchWindow
+
+B = TypeVar("B")
+
+
+class LookaheadModule(Protocol):
+    """What the loop needs of an embedding module: `EmbeddingBag` and `EmbeddingBagCollection` have it."""
+
+    training: bool
+
+    @property
+    def schedulers(self) -> list[Scheduler]: ...
+
+    def announce(self, ids: Any) -> list[BatchTicket]:
+        """Announce a batch to every cache; one ticket each."""
+
+    def open_lookahead(self, close: Callable[[], None]) -> None:
+        """A loop begins; `close` ends it."""
+
+    def close_lookahead(self, close: Callable[[], None] | None = None) -> None:
+        """End the open loop (only the given one, if given): there can be one at a time."""
+
+    def set_current(self, tickets: list[BatchTicket] | None) -> None:
+        """The batch that the next forward pass is expected to look up."""
+
+
+def lookahead(
+    loader: Iterable[B],
+    bags: LookaheadModule,
+    depth: int = 4,
+    window: int = 32,
+    ids: Callable[[B], Any] = lambda batch: batch.ids,  # type: ignore[attr-defined]
+) -> Iterator[B]:
+    """The batches of a loader, with the rows of each on the device when its iteration begins.
+
+    The result is that of a plain loop, bit for bit; leave the loop whenever you like. While `bags` is in eval mode,
+    batches pass through unchanged.
+
+    Args:
+        bags: the `EmbeddingBagCollection` or `EmbeddingBag` that will look the batches up.
+        depth: how many batches ahead rows are moved. It shrinks by itself while the cache is too small for it.
+        window: how many batches ahead ids are known to the policy, the current one included; at most 64, and more
+            than `depth`.
+        ids: picks what the bags will be called with from a batch; for an `EmbeddingBag` the input, or a tuple
+            (input, offsets). Pass the same tensors to the bags.
+
+    Example::
+
+        for batch in hotrows.lookahead(loader, bags, ids=lambda b: b.ids):
+            loss = loss_fn(model(batch.dense, bags(batch.ids)), batch.label)
+            loss.backward()
+    """
+    if not isinstance(depth, int) or depth < 0:
+        raise ValueError(f"depth is {depth!r}, it must be a whole number from 0 up")
+    if not isinstance(window, int) or not 1 <= window <= WINDOW_LIMIT:
+        raise ValueError(f"window is {window!r}, it must be a whole number from 1 to {WINDOW_LIMIT}")
+    if not hasattr(bags, "schedulers"):
+        raise ValueError(f"bags are a {type(bags).__name__}, give an EmbeddingBagCollection or an EmbeddingBag")
+    return _run(iter(loader), bags, depth, max(window, min(depth + 3, WINDOW_LIMIT)), ids)
+
+
+def _run(batches: Iterator[B], bags: LookaheadModule, depth: int, window: int, ids: Callable[[B], Any]) -> Iterator[B]:
+    if not bags.training:
+        yield from batches
+        return
+    bags.close_lookahead()
+    loop = _Loop(batches, bags, depth, ids)
+    for scheduler in bags.schedulers:
+        scheduler.open_loop(depth, window)
+    bags.open_lookahead(loop.close)
+    try:
+        while True:
+            loop.read_up_to(window)
+            found = loop.next()
+            if found is None:
+                return
+            yield found[0]
+            loop.finish()
+    finally:
+        with suppress(ReferenceError):  # if all of it is collected as one cycle, there is nothing left to close
+            bags.close_lookahead(loop.close)
+
+
+class _Loop(Generic[B]):
+    """One loop over the batches: those read ahead, and a window of tickets for each cache."""
+
+    def __init__(self, batches: Iterator[B], bags: LookaheadModule, depth: int, ids: Callable[[B], Any]) -> None:
+        self._batches = batches
+        self._bags = bags
+        self._ids = ids
+        self._windows = [BatchWindow(scheduler, depth) for scheduler in bags.schedulers]
+        self._read: deque[tuple[B, list[BatchTicket]]] = deque()  # batches that were read ahead, and their tickets
+        self._failure: Exception | None = None  # raised behind the batches that were read before it
+        self._is_exhausted = False
+        self._is_closed = False
+
+    def read_up_to(self, window: int) -> None:
+        """Read and announce batches until `window` of them are known."""
+        while len(self._read) < window and not self._is_exhausted:
+            try:
+                batch = next(self._batches)
+                self._read.append((batch, self._announce(batch)))
+            except StopIteration:
+                self._is_exhausted = True
+            except Exception as error:  # raised in its own iteration, so that the batches before it train
+                self._failure, self._is_exhausted = error, True
+
+    def _announce(self, batch: B) -> list[BatchTicket]:
+        if self._is_closed or not self._bags.training:
+            return []
+        tickets = self._bags.announce(self._ids(batch))
+        for window, ticket in zip(self._windows, tickets, strict=True):
+            window.announce(ticket)
+        return tickets
+
+    def next(self) -> tuple[B, list[BatchTicket]] | None:
+        """Begin the next iteration: its batch, with the rows on the device or on their way. None behind the last."""
+        if not self._read:
+            if self._failure is not None:
+                raise self._failure
+            return None
+        batch, tickets = self._read.popleft()
+        if tickets and not self._is_closed:  # after the loop was closed, batches are planned when they are looked up
+            for window in self._windows:
+                window.next().check_ids()
+            self._bags.set_current(tickets)
+        return batch, tickets
+
+    def finish(self) -> None:
+        """End the iteration."""
+        if not self._is_closed:
+            self._bags.set_current(None)
+            for window in self._windows:
+                window.finish()
+
+    def close(self) -> None:
+        """End the loop."""
+        self._is_closed = True
+        self._bags.set_current(None)
+        for window in self._windows:
+            window.close()

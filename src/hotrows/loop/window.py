@@ -1,0 +1,177 @@
+"""The batches of one loop that are announced to one cache, planned ahead of their iterations."""
+
+from collections import deque
+
+from hotrows.loop.depth_controller import READBACK_LAG, DepthController
+from hotrows.loop.scheduler import Scheduler
+from hotrows.loop.ticket import BatchTicket, PlannedAhead, TicketState
+from hotrows.loop.ticket_updates import read_early
+
+
+class BatchWindow:
+    """Args:
+    depth: how many batches after the current one have their rows in the cache or on the way there.
+    """
+
+    def __init__(self, scheduler: Scheduler, depth: int) -> None:
+        self._scheduler = scheduler
+        self._depth = depth
+        self.controller = DepthController(depth)
+        self._to_come: deque[BatchTicket] = deque()
+        self._iteration = 0
+        self._current: BatchTicket | None = None
+        self._last: BatchTicket | None = None  # has trained, and stays in flight for one more iteration
+
+    def announce(self, ticket: BatchTicket) -> None:
+        """Add a batch behind all announced before."""
+        self._to_come.append(ticket)
+
+    def next(self) -> BatchTicket:
+        """The ticket of the next batch. It is only announced, not planned, if the batch does not fit the cache."""
+        if self._current is not None:
+            self.finish()
+        self._iteration += 1
+        self.controller.begin_iteration()
+        self._plan_ahead()
+        self._scheduler.graph_planning.end_iteration()
+        self._current = self._to_come.popleft()
+        if self._scheduler.stale_reads is not None and self._to_come and _is_resolved(self._to_come[0]):
+            read_early(self._scheduler, self._to_come[0])
+        return self._current
+
+    def finish(self) -> None:
+        """The iteration of the current batch is over.
+
+        If its plan is in the planning graph, it stays in flight for one more iteration where there is room. The next
+        plan and its moves then wait for the batch before it, and run while it still trains.
+        """
+        if self._current is None:
+            return
+        ticket, self._current = self._current, None
+        self._release_last()
+        if ticket.state is TicketState.ANNOUNCED:
+            self._scheduler.withdraw(ticket)  # nobody looked it up
+        elif ticket.state is TicketState.READY:
+            ticket.move_to(TicketState.TRAINED)
+            if ticket.plan_buffer is not None and self._depth > 0 and self.controller.keeps_last:
+                self._last = ticket
+            else:
+                self._scheduler.release(ticket)
+
+    def close(self) -> None:
+        """Give up the batches that have not come. Their rows that are on the way arrive and are in the cache."""
+        self.finish()
+        self._release_last()
+        while self._to_come:
+            ticket = self._to_come.popleft()
+            if ticket.ahead is not None:
+                self._look(ticket)
+            if ticket.state is TicketState.READY:
+                assert ticket.counts is not None
+                self._scheduler.cache.uncount_batch(ticket.counts)
+                self._scheduler.release(ticket)
+            else:
+                self._scheduler.withdraw(ticket)
+
+    def _plan_ahead(self) -> None:
+        """Look at plans made some iterations ago. Plan the batch of this iteration, and more ahead of theirs."""
+        to_come = self._to_come
+        self._look_at_due()
+        self.controller.start_probe(any(ticket.ahead and ticket.ahead.probe for ticket in to_come))
+        # The batch of this iteration and `depth` more are resolved; those behind them will be by their iterations.
+        furthest = self._depth + (READBACK_LAG if to_come and to_come[0].plan_buffer is not None else 1)
+        for distance, ticket in enumerate(to_come):
+            if distance > 0 and ticket.plan is not None:
+                if ticket.ahead is not None and ticket.ahead.probe is not None:
+                    return  # nothing is planned behind an unresolved probe
+                continue
+            if distance > furthest:
+                return
+            if distance > self.controller.depth and not self._scheduler.fits_surely(ticket):
+                return
+            if ticket.error is not None:
+                if distance > 0:
+                    return  # the batches before it train first
+                raise RuntimeError("the rows of this batch could not be found ahead") from ticket.error
+            if distance == 0 and ticket.ahead is not None:
+                self._look(ticket)
+            if not self._plan_until_known(ticket, distance):
+                return
+
+    def _look_at_due(self) -> None:
+        for ticket in self._to_come:
+            if ticket.plan is None:
+                return
+            ahead = ticket.ahead
+            if ahead is None:
+                continue
+            lag = 1 if ticket.plan_buffer is None else self.controller.readback_lag(ahead.probe, ahead.distance)
+            if ahead.iteration <= self._iteration - lag:
+                self._look(ticket)
+
+    def _plan_until_known(self, ticket: BatchTicket, distance: int) -> bool:
+        """Plan a batch, again if it was rejected for a reason that is gone. False: plan nothing behind it now."""
+        while ticket.plan is None:
+            self._plan(distance)
+            assert ticket.plan is not None
+            assert ticket.ahead is not None
+            if distance > self._depth or (distance > 0 and ticket.plan_buffer is not None):
+                return ticket.ahead.probe is None  # looked at in a later iteration
+            scanned_all, beside_last = ticket.plan.scanned_all, ticket.ahead.beside_last
+            if not self._look(ticket) and scanned_all:
+                if not beside_last:
+                    return False
+                self._release_last()  # and plan again
+        return True
+
+    def _plan(self, distance: int) -> None:
+        """Plan the batch at this distance, and those it is coalesced with, which come right after it."""
+        beside_last = self._last is not None
+        probe = self.controller.probe_of(distance, beside_last)
+        for ticket in self._scheduler.plan_ahead(self._to_come[distance], soon=distance <= 1):
+            if distance >= len(self._to_come) or self._to_come[distance] is not ticket:
+                # The batch does not come: announcing it to another cache has failed.
+                self._scheduler.resolve(ticket)
+                if ticket.state is TicketState.READY:
+                    self._scheduler.release(ticket)
+                else:
+                    self._scheduler.announce_again(ticket)
+                continue
+            ticket.ahead = PlannedAhead(self._iteration, distance, beside_last, probe)
+            distance += 1
+
+    def _look(self, ticket: BatchTicket) -> bool:
+        """Read back whether a plan fits. If it does not, the batch is announced again."""
+        ahead, ticket.ahead = ticket.ahead, None
+        assert ahead is not None
+        assert ticket.plan is not None
+        scanned_all = ticket.plan.scanned_all
+        if self._scheduler.resolve(ticket):
+            self.controller.fitted(ahead.probe, ahead.distance)
+            return True
+        self._announce_again(ticket)
+        if scanned_all:
+            self._scheduler.stop_coalescing(ticket)
+            self.controller.rejected(ahead.probe, ahead.distance, ahead.beside_last)
+            if not self.controller.keeps_last:
+                self._release_last()
+        return False
+
+    def _announce_again(self, ticket: BatchTicket) -> None:
+        """A plan was rejected, and with it those of the batches it was coalesced with."""
+        self._scheduler.announce_again(ticket)
+        for other in self._to_come:
+            is_coalesced = ticket.coalesced is not None and other.coalesced is ticket.coalesced
+            if is_coalesced and other.plan is not None:
+                self._scheduler.resolve(other)
+                self._scheduler.announce_again(other)
+
+    def _release_last(self) -> None:
+        """Release the batch before the current one."""
+        if self._last is not None:
+            last, self._last = self._last, None
+            self._scheduler.release(last)
+
+
+def _is_resolved(ticket: BatchTicket) -> bool:
+    return ticket.plan is not None and ticket.ahead is None
