@@ -1,6 +1,6 @@
 """Which skew do the tables of a log have? Prints the constants of src/hotrows/data/shapes.py.
 
-Per column, the exponent and the offset of `Skew` are those whose expected shares of distinct ids in batches, and whose
+Per column, the exponent and the offset of `Skew` are those whose expected shares of unique ids in batches, and whose
 shares of the first 1, 4, 16, 64 and 256 ids, come closest to the log's. With --keeps, all tables of more than 1,000 ids
 then get an exponent larger by one number and an offset larger by one factor, so that deduplication over all tables
 keeps these shares at batch 1024, 2048, … (a sample of a log repeats its ids less than the log does).
@@ -79,7 +79,7 @@ def fit(values: NDArray[np.object_], num_ids: int, batches: NDArray[np.int64]) -
 
 
 def kept(skew: Skew, num_ids: int, batches: NDArray[np.int64]) -> Floats:
-    """Expected distinct ids over lookups; beyond the first thousand, ids of about the same share are taken together."""
+    """Expected unique ids over lookups; beyond the first thousand, ids of about the same share are taken together."""
     edges = np.arange(min(num_ids, 1000) + 1)
     if num_ids > 1000:
         edges = np.unique(np.concatenate([edges, np.geomspace(1000, num_ids, 1500).astype(np.int64), [num_ids]]))

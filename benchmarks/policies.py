@@ -1,6 +1,6 @@
 """How close does each policy come to the fewest misses possible (Belady's)?
 
-Runs the planner over one Zipf trace without any rows, for several cache sizes. Misses are distinct rows of a batch that
+Runs the planner over one Zipf trace without any rows, for several cache sizes. Misses are unique rows of a batch that
 were not in the cache; batches of the warm-up are not counted.
 """
 
@@ -36,7 +36,7 @@ def make_policy(name: str, counts: Tensor) -> str | hotrows.Policy:
 class WindowFacts(NamedTuple):
     """What a window knows, over the windows after the warm-up that do not overlap."""
 
-    unique: int  # distinct rows of a window, median
+    unique: int  # unique rows of a window, median
     fewest_seen: int  # those of them that came before the window: the rows that can be worth keeping for it
     most_seen: int
 
@@ -86,7 +86,7 @@ def judge(results: list[dict[str, Any]], facts: WindowFacts, window: int) -> dic
         why = "   the cache is larger than what the window knows" if beyond else ""
         print(f"    {share:5.2f}%  {ratio:.3f}  {'yes' if within[share] else 'NO '}{why}")
     print(
-        f"    A window of {window} batches knows {facts.distinct:,} distinct rows, of which {facts.fewest_seen:,} to "
+        f"    A window of {window} batches knows {facts.distinct:,} unique rows, of which {facts.fewest_seen:,} to "
         f"{facts.most_seen:,} came before it and can be worth\n    keeping. A larger cache also has room for rows that "
         f"the window does not know: there lookahead goes by\n    past counts, while Belady's knows the whole future."
     )

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from environment import checked_device, describe, print_heading
 from peers import PEERS
-from step_parts import CALIBRATION, Case, Memory, Options, Schedule, Traffic, free, say, time_steps, told
+from step_parts import CALIBRATION, Case, Memory, Options, Schedule, Traffic, free, say, time_steps, describe_error
 from step_systems import CACHED_EMBEDDING, Other, Ours, compare, make_bags
 from step_table import TITLES, failures, identity_line, judge, not_run, point_rows, render_shape, table, target_rows
 from torch import Tensor
@@ -126,7 +126,7 @@ class _Runner:
                 try:
                     point["identity"] = compare(alive["hotrows"], alive["device"], self._options.device)
                 except Exception as error:
-                    point["identity"] = {"identical": False, "reason": f"comparing failed: {told(error)}"}
+                    point["identity"] = {"identical": False, "reason": f"comparing failed: {describe_error(error)}"}
                 say(f"    {identity_line(self.entry, point)}")
             self._report.save()
 
@@ -155,7 +155,7 @@ class _Runner:
             try:
                 peer.close()
             except Exception as error:
-                say(f"  {key} could not be closed: {told(error)}")
+                say(f"  {key} could not be closed: {describe_error(error)}")
             del peer
             free()
 
@@ -171,7 +171,7 @@ class _Runner:
             built = build()
         except Exception as error:
             for point in self.points:
-                point["systems"][key] = {"failed": f"building it: {told(error)}"}
+                point["systems"][key] = {"failed": f"building it: {describe_error(error)}"}
             self._report.save()
         else:
             say(f"    built, {built.memory.owned / 1e9:.2f} GB on the GPU")
@@ -185,7 +185,7 @@ class _Runner:
         try:
             result = system.run(traffic, schedule)
         except Exception as error:
-            point["systems"][key] = {"failed": told(error)}
+            point["systems"][key] = {"failed": describe_error(error)}
         else:
             point["systems"][key] = result
             say(f"    {result['ms_per_step']:.3f} ms a step")
@@ -297,8 +297,8 @@ def _measure_memory(case: Case, traffic: Traffic, options: Options) -> dict[str,
     return {
         "label": case.label,
         "rows": case.num_rows,
-        "slots": sum(group.num_slots for group in bags.groups),
-        "bytes a record": bags.groups[0].store.layout.num_bytes,
+        "slots": sum(cache.num_slots for cache in bags.caches),
+        "bytes a record": bags.caches[0].store.layout.num_bytes,
         "bytes when built": built,
         "peak bytes": memory.peak() or 0,
         "evictions": int(bags.stats().evictions),
@@ -414,8 +414,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     environment = describe_all(device)
     print_heading(__doc__.splitlines()[0], environment)
-    told_arguments = {key: value for key, value in vars(given).items() if key != "json"}
-    report = Report(given.json, environment, told_arguments)
+    shown_arguments = {key: value for key, value in vars(given).items() if key != "json"}
+    report = Report(given.json, environment, shown_arguments)
     for shape in dict.fromkeys(given.shapes):
         report.shapes[shape] = {"scale": given.scale, "figures": {}, "cases": []}
         try:
@@ -427,7 +427,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 cases = make_cases(shape, given.scale, given.cache, given.optimizers, given.batch_sizes)
                 run_shape(shape, cases, options, report)
         except Exception as error:
-            report.shapes[shape]["failed"] = f"{shape}: {told(error)}"
+            report.shapes[shape]["failed"] = f"{shape}: {describe_error(error)}"
         report.save()
         free()
     print(table(("shape", "figure", "wanted", "found", ""), target_rows(report.targets)))

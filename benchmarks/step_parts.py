@@ -251,7 +251,7 @@ def say(text: str) -> None:
     print(f"[{time.perf_counter() - STARTED:7.1f} s] {text}", flush=True)
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """One line about an error; the rest goes to stderr. What its frames hold is let go."""
     traceback.print_exception(error)
     traceback.clear_frames(error.__traceback__)

@@ -57,7 +57,7 @@ class Ours:
             timed = time_steps(batches, step, schedule, self._options.device, lambda: bags.stats().as_dict())
         self.losses = torch.stack(timed.losses).cpu()
         self.dense = [parameter.detach().cpu() for parameter in dense.model.parameters()]
-        graphs = {"replayed": step.num_replayed, "as_it_stands": step.num_as_it_stands, "reason": step.reason}
+        graphs = {"replayed": step.num_replayed, "eager": step.num_eager, "reason": step.reason}
         return {
             **timed.figures(traffic.batch_size),
             **(self._counted(timed) if self._key == "hotrows" else {}),
@@ -162,7 +162,7 @@ def compare(ours: Ours, ceiling: Ours, device: torch.device) -> dict[str, Any]:
         "identical": reason is None,
         "reason": reason,
         "num_steps": len(ours.losses),
-        "num_rows": sum(group.store.num_rows for group in ours.bags.groups),
+        "num_rows": sum(cache.store.num_rows for cache in ours.bags.caches),
         "losses_are_finite": bool(ours.losses.isfinite().all()),
     }
 

@@ -34,7 +34,7 @@ def train(strategy: str, given: argparse.Namespace, bench: Bench) -> dict[str, A
         "cache": {"size": given.cache},
         "train": {"batch_size": given.batch_size, "precision": given.precision},
     }
-    data = bench.kept(SHAPE, given.batch_size)
+    data = bench.training_data(SHAPE, given.batch_size)
     trained = bench.train(strategy, from_dict(RunConfig, content, "benchmark"), data)
     return {**trained.summary, "samples_per_second": trained.samples_per_second}
 

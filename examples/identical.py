@@ -161,7 +161,7 @@ def print_table(whole: Run, cached: Run) -> None:
         "rows on the device",
         f"loss, first {part} steps",
         f"loss, last {part} steps",
-        "hit rate (distinct rows of a batch)",
+        "hit rate (unique rows of a batch)",
         "moved in (host memory → device)",
         "moved out (device → host memory)",
         "stalls (batches that waited for rows)",

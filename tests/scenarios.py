@@ -12,12 +12,15 @@ from torch import Tensor
 
 import hotrows
 from hotrows.batch import Jagged
+from hotrows.cache.tier import Cached
+from hotrows.cache.transfer import Transfer
 from hotrows.ops.swap import Moves
 from hotrows.stores import Store
+from tests.stores.dict_store import Dict
 
 
 def examples(number: int) -> int:
-    """How many runs to draw: a share of the usual number where HOTROWS_EXAMPLES says so. On a GPU most compile."""
+    """How many runs to draw: HOTROWS_EXAMPLES times the usual number. On a GPU most runs compile kernels."""
     return max(3, int(number * float(os.environ.get("HOTROWS_EXAMPLES", "1"))))
 
 
@@ -50,7 +53,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Setting:
-    """How it is cached; the result must not depend on it."""
+    """How the rows are cached. The result must not depend on it."""
 
     cache: int | str
     policy: str = "lookahead"
@@ -59,22 +62,26 @@ class Setting:
     window: int = 8
     reads: bool = False  # read without training in between
     stop_after: int | None = None  # leave the loop, and go on without lookahead
-    slow: str | None = None  # "mover" or "trainer": the other one runs ahead as far as the rules let it
-    party: int | None = None  # how many batches share a turn of planning on a GPU, None where that goes by their size
+    slow: str | None = None  # "moves" or "training": the other one runs ahead as far as the rules let it
+    coalesce: int | None = None  # how many batches are planned as one; None leaves it to the scheduler
+    transfer: str = "zero copy"  # or "blocks"
+    row_order: bool = False  # the store has the rows in an order of its own
+    store: str = "ram"  # or "tier", a cache in host memory in front of another store, or "dict", a store of the user's
+    graphed: bool = False  # every batch is one step of `hotrows.graphed`
     device: str = "cpu"
 
 
-class SlowStore:
-    """A store whose moves take their time."""
+class SlowTransfer:
+    """A transfer whose moves are slow."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.layout, self.num_rows, self.view = store.layout, store.num_rows, store.view
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+        self.waits, self.device_bytes = transfer.waits, transfer.device_bytes
 
-    def swap(self, cache: Tensor, moves: Moves) -> None:
-        take_time(cache.device)
-        self._store.swap(cache, moves)
-        take_time(cache.device)
+    def move(self, store: Store, records: Tensor, moves: Moves) -> None:
+        take_time(records.device)
+        self._transfer.move(store, records, moves)
+        take_time(records.device)
 
 
 def take_time(device: torch.device) -> None:
@@ -85,6 +92,7 @@ def take_time(device: torch.device) -> None:
 
 
 UNCACHED = Setting("100%")
+STORES = {"ram": "ram", "tier": Cached("ram", num_slots=9), "dict": Dict()}
 
 
 @st.composite
@@ -137,15 +145,25 @@ def settings_for(draw: st.DrawFn, num_rows: int, device: str) -> Setting:
         window=draw(st.integers(1, 12)),
         reads=draw(st.booleans()),
         stop_after=draw(st.one_of(st.none(), st.integers(1, 5))),
-        slow=draw(st.sampled_from([None, "mover", "trainer"])),
-        party=draw(st.sampled_from([None, 2, 4])) if device != "cpu" else None,
+        slow=draw(st.sampled_from([None, "moves", "training"])),
+        coalesce=draw(st.sampled_from([None, 2, 4])),
+        transfer=draw(st.sampled_from(["zero copy", "zero copy", "blocks"])),
+        row_order=draw(st.integers(0, 3)) == 0,
+        store=draw(st.sampled_from(["ram", "ram", "tier", "dict"])),
+        graphed=draw(st.booleans()),
         device=device,
     )
 
 
 def _skewed(num_rows: int, count: int, random: torch.Generator) -> Tensor:
-    """Ids of which few are frequent."""
+    """Ids, a few of which are frequent."""
     return (torch.rand(count, generator=random).pow(3) * num_rows).long()
+
+
+def counts_of(scenario: Scenario) -> dict[str, Tensor]:
+    """How often each id is said to occur: not falling with the id, so that a row order changes the rows' numbers."""
+    random = torch.Generator().manual_seed(scenario.seed)
+    return {table.name: torch.randint(0, 50, (table.num_rows,), generator=random) for table in scenario.tables}
 
 
 def make_bags(scenario: Scenario, setting: Setting) -> hotrows.EmbeddingBagCollection:
@@ -158,12 +176,14 @@ def make_bags(scenario: Scenario, setting: Setting) -> hotrows.EmbeddingBagColle
         optimizer=OPTIMIZERS[scenario.optimizer](),
         device=setting.device,
         seed=scenario.seed,
+        store=STORES[setting.store],
+        transfer=hotrows.BlockTransmitter(buffer_rows=3) if setting.transfer == "blocks" else None,
+        row_order=hotrows.RowOrder(counts_of(scenario)) if setting.row_order else None,
     )
-    if setting.slow == "mover":
-        for group in bags.groups:
-            group.store = SlowStore(group.store)
-    for group in bags.groups:
-        group.seating.batches_to_coalesce = setting.party
+    for scheduler in bags.schedulers:
+        scheduler.coalesce = setting.coalesce
+        if setting.slow == "moves":
+            scheduler.cache.transfer = SlowTransfer(scheduler.cache.transfer)
     return bags
 
 
@@ -174,6 +194,9 @@ def train(scenario: Scenario, setting: Setting) -> Iterator[hotrows.EmbeddingBag
         batch.to(setting.device) if setting.device != "cpu" and i % 2 else batch
         for i, batch in enumerate(scenario.batches)
     ]
+    if setting.graphed and scenario.passes == 1 and not scenario.accumulate:
+        yield from _train_graphed(scenario, setting, bags, batches)
+        return
     with ExitStack() as stack:
         losses: list[Tensor] = []
         updates = 0
@@ -185,7 +208,7 @@ def train(scenario: Scenario, setting: Setting) -> Iterator[hotrows.EmbeddingBag
                 stack.enter_context(bags.accumulate())
             losses.append(loss_of(bags(ids), scenario.seed))
             if len(losses) == scenario.passes or number == len(batches) - 1:
-                if setting.slow == "trainer":
+                if setting.slow == "training":
                     take_time(bags.device)
                 torch.stack(losses).sum().backward()
                 losses.clear()
@@ -193,6 +216,26 @@ def train(scenario: Scenario, setting: Setting) -> Iterator[hotrows.EmbeddingBag
                 if scenario.accumulate and updates % 2 == 0:
                     stack.close()
                 yield bags
+    yield bags
+
+
+def _train_graphed(
+    scenario: Scenario, setting: Setting, bags: hotrows.EmbeddingBagCollection, batches: list[Tensor | Jagged]
+) -> Iterator[hotrows.EmbeddingBagCollection]:
+    def forward_and_backward(ids: Tensor | Jagged) -> Tensor:
+        loss = loss_of(bags(ids), scenario.seed)
+        loss.backward()
+        return loss.detach()
+
+    with hotrows.graphed(forward_and_backward, bags) as step:
+        for number, ids in enumerate(_loop(batches, bags, setting)):
+            if setting.reads:
+                with torch.no_grad():
+                    bags(batches[(number * 7) % len(batches)])
+            if setting.slow == "training":
+                take_time(bags.device)
+            step(ids)
+            yield bags
     yield bags
 
 
@@ -214,8 +257,8 @@ def _loop(
 def loss_of(out: Tensor | tuple[Tensor, ...], seed: int) -> Tensor:
     """A smooth loss that gives every row of a bag its own gradient.
 
-    It is a mean over the columns, so that training converges: where steps overshoot, they multiply the rounding error
-    of every step before (six steps of SGD made 3e-5 of 6e-8), and weights cannot be compared with another program's.
+    It is a mean over the columns, so that training converges. Steps that overshoot multiply the rounding errors of all
+    steps before (six steps of SGD turned 6e-8 into 3e-5), and then the weights cannot be compared with those of PyTorch.
     """
     flat = torch.cat([part.flatten(1) for part in (out if isinstance(out, tuple) else (out,))], 1)
     mixed = flat @ torch.rand(flat.shape[1], 2, generator=torch.Generator().manual_seed(seed)).to(flat.device)
@@ -245,7 +288,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def assert_same_values(found: Tensor, expected: Tensor) -> None:
-    """Every bit; what is not a number in one is none in the other, for training may well diverge."""
+    """Every bit is the same. NaN equals NaN, because training may diverge."""
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -295,7 +338,7 @@ def train_in_torch(scenario: Scenario) -> dict[str, Tensor]:
 
 
 def _torch_optimizer(name: str, weight: torch.nn.Parameter):
-    """A step (rows, their gradients) of the torch optimizer of the same numbers; the formula where torch has none."""
+    """A step (rows, their gradients) of the torch optimizer with the same numbers, or the formula if torch has none."""
     if name in ("adagrad", "adam"):
         ours = OPTIMIZERS[name]()
         numbers = {key: ours.param_groups[0][key] for key in ours.param_groups[0] if key != "params"}

@@ -54,8 +54,8 @@ def test_invariants_hold_after_every_step(device: str, data: st.DataObject, scen
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("optimizer", ["sgd", "row-wise-adagrad", "adam"])
-def test_equal_at_a_size_that_keeps_lanes_busy(optimizer: str, device: str) -> None:
-    """Batches of thousands of lookups with hot rows, a small cache, and nothing that holds any lane back."""
+def test_equal_at_a_size_that_keeps_all_streams_busy(optimizer: str, device: str) -> None:
+    """Batches of thousands of lookups with hot rows, a small cache, and no stream that is slowed down."""
     random = torch.Generator().manual_seed(0)
     tables = tuple(hotrows.Table(f"t{i}", size, dim=32) for i, size in enumerate((40_000, 9_000, 50)))
     batches = tuple(
@@ -64,6 +64,6 @@ def test_equal_at_a_size_that_keeps_lanes_busy(optimizer: str, device: str) -> N
     )
     scenario = Scenario(tables, "sum", optimizer, batches, passes=1, accumulate=False, seed=0)
     expected = finish(scenario, Setting("100%", device=device))
-    for cache, depth, party in ((12_000, 4, 4), (12_000, 4, 1), (7_000, 4, 2), (5_000, 8, None), (1_800, 4, 4)):
-        setting = Setting(cache, depth=depth, window=16, device=device, party=party)
+    for cache, depth, coalesce in ((12_000, 4, 4), (12_000, 4, 1), (7_000, 4, 2), (5_000, 8, None), (1_800, 4, 4)):
+        setting = Setting(cache, depth=depth, window=16, device=device, coalesce=coalesce)
         assert_equal(finish(scenario, setting), expected)

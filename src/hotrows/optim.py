@@ -45,6 +45,11 @@ class RowOptimizer(torch.optim.Optimizer):
         """The fields of a row's state, in the order in which they follow the weights in the record."""
         return ()
 
+    @property
+    def depends_on_step(self) -> bool:
+        """Whether `hyper` depends on the step."""
+        return False
+
     def hyper(self, step: int) -> tuple[float, ...]:
         """The hyperparameters of the rule at the given step, counted from 1."""
         raise NotImplementedError
@@ -135,6 +140,10 @@ class Adagrad(RowOptimizer):
     @property
     def fields(self) -> tuple[StateField, ...]:
         return (StateField("sum", initial_value=self._value("initial_accumulator_value")),)
+
+    @property
+    def depends_on_step(self) -> bool:
+        return self._value("lr_decay") != 0
 
     def hyper(self, step: int) -> tuple[float, ...]:
         lr, decay, eps = self._values("lr", "lr_decay", "eps")

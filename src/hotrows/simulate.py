@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.indexes import INDEXES, check_index, make_index
-from hotrows.cache.planning.planner import Counts, EagerPlanner, Placement
+from hotrows.cache.planning.planner import EagerPlanner
+from hotrows.cache.planning.protocol import Counts, Placement
 from hotrows.cache.policies import Access, Policy, make_policy
 from hotrows.cache.policies.next_use import WINDOW_LIMIT
 from hotrows.cache.slots import Slots
@@ -18,7 +19,10 @@ FAR = 2**31 - 2
 
 
 class Simulation(NamedTuple):
-    """Distinct rows of every batch: found in the cache, fetched, and evicted for them; int64 [number of batches]."""
+    """Of the unique rows of every batch, how many were hits and misses, and how many rows were evicted for them.
+
+    Each is int64 [number of batches].
+    """
 
     hits: Tensor
     misses: Tensor
@@ -39,10 +43,10 @@ def simulate(
     """Hits, misses and evictions of each batch of a trace.
 
     Args:
-        batches: int64 tensors of rows, of any shape; read as it goes, `window` batches ahead.
+        batches: int64 tensors of rows, of any shape. They are read lazily, `window` batches ahead.
         policy: a name in `hotrows.POLICIES`, a `Policy`, or "belady": the fewest misses that any policy could have
-            (where the batches fit the cache), for which the whole trace is read first.
-        capacity: slots of the cache. A batch with more distinct rows is counted all the same.
+            if every batch fits the cache. For "belady" the whole trace is read first.
+        capacity: slots of the cache. A batch with more unique rows is counted too.
         window: how many batches a policy that looks ahead knows, the current one included.
 
     Example::
@@ -72,19 +76,19 @@ def simulate(
 
 
 def _announced(planner: EagerPlanner, batches: Iterable[Tensor], window: int) -> Iterator[tuple[int, UniqueRows]]:
-    """The batches in order, each after those of its window were announced."""
-    coming: deque[tuple[int, UniqueRows]] = deque()
+    """The batches in order, each after the batches of its window were announced."""
+    announced: deque[tuple[int, UniqueRows]] = deque()
     for number, batch in enumerate(batches):
         unique = unique_rows(_rows(batch))
         planner.announce(unique, number)
-        coming.append((number, unique))
-        if len(coming) == window:
-            yield coming.popleft()
-    yield from coming
+        announced.append((number, unique))
+        if len(announced) == window:
+            yield announced.popleft()
+    yield from announced
 
 
 def _step(planner: EagerPlanner, unique: UniqueRows, number: int) -> Counts:
-    plan = planner.plan(unique, Placement.SPILL, oldest=None, number=number)
+    (plan,) = planner.plan(unique, Placement.SPILL, batch_number=number)
     counts = Counts(*plan.counts.tolist())
     planner.resolve(plan, counts, Placement.SPILL)
     return counts
@@ -101,14 +105,14 @@ def _rows(batch: Tensor) -> Tensor:
 
 
 class Belady(Policy):
-    """Evict the row whose next use is the furthest away: the offline optimum, from the whole trace."""
+    """Evicts the row whose next use is the furthest away: the offline optimum, known from the whole trace."""
 
     def __init__(self, trace: Iterable[Tensor]) -> None:
         batches = [torch.unique(_rows(batch)) for batch in trace]
         rows = torch.cat([torch.empty(0, dtype=torch.int64), *batches])
         lengths = [batch.numel() for batch in batches]
         number = torch.repeat_interleave(torch.arange(len(batches)), torch.tensor(lengths, dtype=torch.int64))
-        # a stable sort by row leaves the uses of each row in order of time: the next use is the next entry
+        # A stable sort by row leaves the uses of each row in order of time, so the next use is the next entry.
         order = torch.argsort(rows, stable=True)
         follows = rows[order][1:] == rows[order][:-1]
         next_use = torch.full_like(rows, FAR)
@@ -116,5 +120,5 @@ class Belady(Policy):
         self._next_use = torch.split(next_use, lengths)
 
     def access(self, access: Access) -> None:
-        assert access.number is not None
-        self.slots.priority[access.slots] = -self._next_use[access.number].int()
+        assert access.batch_number is not None
+        self.slots.priority[access.slots] = -self._next_use[access.batch_number].int()

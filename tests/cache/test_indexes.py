@@ -7,7 +7,8 @@ from hypothesis import given, settings
 
 from hotrows.cache.indexes import INDEXES, Index, choose_index, make_index
 from hotrows.cache.indexes.hashed import HashIndex
-from hotrows.cache.planning.planner import Counts, EagerPlanner, Placement
+from hotrows.cache.planning.planner import EagerPlanner
+from hotrows.cache.planning.protocol import Counts, Placement
 from hotrows.cache.policies import make_policy
 from hotrows.cache.slots import Slots
 from hotrows.ops import hash_table
@@ -31,13 +32,13 @@ def put(index: Index, rows: torch.Tensor, batch: int) -> torch.Tensor:
     index.maintain(rows.numel())
     slots = index.place(rows, num, oldest=batch)
     placed = slots >= 0
-    target = index.slots.or_nowhere(slots)
+    target = index.slots.or_beyond(slots)
     out = torch.where(placed, index.slots.row[target], -1)
     index.replace(slots, out, torch.where(placed, rows, -1), num)
     index.slots.row[target] = torch.where(placed, rows, -1)
     index.slots.last_used[target] = batch
     index.slots.priority[target] = batch
-    index.replaced(int((out >= 0).sum()), rows.numel())
+    index.note_evictions(int((out >= 0).sum()), rows.numel())
     return slots
 
 
@@ -88,21 +89,21 @@ def test_an_erased_hash_table_does_not_degrade() -> None:
 
 
 def test_counts_that_arrive_after_a_rebuild_are_not_of_the_new_table() -> None:
-    """On a GPU the host learns late how many rows plans replaced; many may be outstanding."""
+    """On a GPU the host reads back late how many rows the plans evicted. Many readbacks may be outstanding."""
     slots = Slots(2000, torch.device("cpu"))
     planner = EagerPlanner(slots, make_index("hash", 10**9, slots), make_policy("lru"))
     random = torch.Generator().manual_seed(0)
     waiting = []
     for number in range(200):
         rows = torch.randint(0, 10**9, (1900,), generator=random)
-        waiting.append(planner.plan(unique_rows(rows), Placement.SPILL))
+        waiting += planner.plan(unique_rows(rows), Placement.SPILL)
         if number % 60 == 59:
             for plan in waiting:
                 planner.resolve(plan, Counts(*plan.counts.tolist()), Placement.SPILL)
             waiting.clear()
         index = planner.index
         assert isinstance(index, HashIndex)
-        assert index._most_pending >= 0
+        assert index._max_pending >= 0
         assert int((index.keys == hash_table.EMPTY).sum()) > 0
 
 

@@ -1,4 +1,4 @@
-"""The overflow buffer, made larger while rows and their state are in the cache before it."""
+"""The overflow buffer grows while rows and their state are in the cache."""
 
 import pytest
 import torch
@@ -32,9 +32,9 @@ def trained(last, device):
 
 @pytest.fixture
 def not_twice(monkeypatch):
-    """No cache is small enough to be in memory twice, or moved at once."""
-    monkeypatch.setattr(overflow, "MOST_TWICE", 0)
-    monkeypatch.setattr(maintenance, "AT_ONCE", 4)
+    """No cache is small enough to be in memory twice, or to be moved in one piece."""
+    monkeypatch.setattr(overflow, "MOST_BYTES_TWICE", 0)
+    monkeypatch.setattr(maintenance, "SLOTS_AT_ONCE", 4)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -50,7 +50,7 @@ def test_it_grows_through_the_store(device, not_twice, monkeypatch):
             everything = bag(torch.arange(NUM_ROWS).unsqueeze(1))
         assert torch.equal(everything.cpu(), other.weight())
     assert len(grown) >= 1
-    assert len(bag.groups[0].cache) >= NUM_ROWS
+    assert len(bag.caches[0].records) >= NUM_ROWS
     ours, theirs = bag.state_dict(), other.state_dict()
     assert ours.keys() == theirs.keys()
     assert torch.equal(bag.weight(), other.weight())
@@ -58,7 +58,7 @@ def test_it_grows_through_the_store(device, not_twice, monkeypatch):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_while_batches_are_in_flight(device, not_twice):
-    """Reads in the middle of a loop that looks ahead, whose rows have come already."""
+    """Reads in the middle of a lookahead loop, whose rows are in the cache already."""
 
     def run(cache):
         bag = make_bag(cache, device)
@@ -78,7 +78,7 @@ def test_while_batches_are_in_flight(device, not_twice):
 
 @pytest.fixture
 def caches_cannot_be_had(monkeypatch):
-    """Fails so many attempts to make a cache, or all; answers their sizes."""
+    """Makes the first attempts to allocate a cache fail, and returns the sizes that were asked for."""
     new_zeros, asked = torch.Tensor.new_zeros, []
 
     def fail_first(num):
@@ -102,7 +102,7 @@ def test_nothing_is_lost_where_there_is_no_memory_for_it(device, not_twice, cach
     with pytest.raises(torch.OutOfMemoryError, match="simulated"):
         bag(torch.arange(40).unsqueeze(1))
     assert asked == [6 + 34 + 8, 40, 6]
-    assert len(bag.groups[0].cache) == 6
+    assert len(bag.caches[0].records) == 6
     for first, last in PASSES:
         for module in (bag, other):
             train(module, first, last)
@@ -122,24 +122,21 @@ def test_a_smaller_buffer_where_there_is_memory_for_no_larger_one(device, not_tw
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("what", ["the cache", "to move it"])
 def test_a_cache_that_is_gone_is_never_written_back(what, device, not_twice, caches_cannot_be_had, monkeypatch):
-    """Its rows are in the store; what would train on it, or read it, is told so."""
+    """Its rows are in the store. Training and reading raise an error that says so."""
     bag, other = make_bag(6, device), make_bag("100%", device)
-    group = bag.groups[0]
-    group.move_stream = InlineStream() if device == "cpu" else group.move_stream  # goes on after a failure, as on CUDA
+    streams = bag.schedulers[0].streams
+    streams.moving = InlineStream() if device == "cpu" else streams.moving  # goes on after a failure, as on CUDA
     for module in (bag, other):
         train(module, 0, 6)
     loss = (bag(torch.arange(4).unsqueeze(1)) - 1.0).square().sum()
     if what == "the cache":
         assert caches_cannot_be_had(100) == []
     else:
-        move = overflow.move_all_slots
 
-        def fail(group, out):
-            if not out:
-                raise torch.OutOfMemoryError("simulated")
-            return move(group, out)
+        def fail(cache, streams):
+            raise torch.OutOfMemoryError("simulated")
 
-        monkeypatch.setattr(overflow, "move_all_slots", fail)
+        monkeypatch.setattr(overflow, "read_again_all", fail)
     ids = torch.arange(40).unsqueeze(1)
     for _ in range(2):
         with pytest.raises(MemoryError, match="no memory for a cache of 6 rows any more"):
@@ -155,8 +152,8 @@ def test_a_cache_that_is_gone_is_never_written_back(what, device, not_twice, cac
 def test_a_large_cache_is_never_in_memory_twice():
     rows, dim = 1_500_000, 64
     bag = hotrows.EmbeddingBag(rows, dim, mode="sum", cache="60%", optimizer=hotrows.optim.SGD(lr=0.1), device="cuda")
-    group = bag.groups[0]
-    assert group.cache.nbytes > overflow.MOST_TWICE
+    cache = bag.caches[0]
+    assert cache.records.nbytes > overflow.MOST_BYTES_TWICE
     ids = torch.arange(rows - 1000, rows).unsqueeze(1)
     for _ in range(1, 4):
         (bag(torch.randint(0, rows, (4096, 1))) - 1.0).square().sum().backward()
@@ -166,5 +163,5 @@ def test_a_large_cache_is_never_in_memory_twice():
     with torch.no_grad():
         bag(ids)
     torch.cuda.synchronize()
-    assert len(group.cache) > group.num_slots
-    assert torch.cuda.max_memory_allocated() - before < group.cache.nbytes / 4
+    assert len(cache.records) > cache.num_slots
+    assert torch.cuda.max_memory_allocated() - before < cache.records.nbytes / 4

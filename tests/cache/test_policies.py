@@ -1,4 +1,4 @@
-"""One contract for every policy, and what each of them is for."""
+"""One contract for every policy, and what each policy is for."""
 
 import hypothesis.strategies as st
 import pytest
@@ -7,11 +7,13 @@ from hypothesis import given, settings
 
 import hotrows
 from hotrows.cache.indexes import INDEXES, make_index
-from hotrows.cache.planning.planner import EagerPlanner, Placement
+from hotrows.cache.planning.planner import EagerPlanner
+from hotrows.cache.planning.protocol import Counts, Placement
 from hotrows.cache.policies import POLICIES, Policy, make_policy
 from hotrows.cache.policies.frequency import Frequency
 from hotrows.cache.policies.lookahead import Lookahead
 from hotrows.cache.policies.next_use import NOT_NEEDED, NextUseTable
+from hotrows.cache.policies.ranking import MAX_FREQUENCY
 from hotrows.cache.slots import Slots
 from hotrows.ops.unique import unique_rows
 
@@ -26,7 +28,7 @@ def cached(planner: EagerPlanner) -> set[int]:
 
 
 def use(planner: EagerPlanner, *rows: int, number: int | None = None) -> None:
-    planner.plan(unique_rows(torch.tensor(rows)), Placement.SPILL, number=number)
+    planner.plan(unique_rows(torch.tensor(rows)), Placement.SPILL, batch_number=number)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -35,10 +37,10 @@ def use(planner: EagerPlanner, *rows: int, number: int | None = None) -> None:
     capacity=st.integers(1, 40),
     batches=st.lists(st.lists(st.integers(0, 999), min_size=1, max_size=25), min_size=1, max_size=15),
     index=st.sampled_from(sorted(INDEXES)),
-    flying=st.integers(0, 3),
+    num_in_flight=st.integers(0, 3),
 )
-def test_contract(name: str, capacity: int, batches: list[list[int]], index: str, flying: int) -> None:
-    """Whatever the policy: pinned rows and rows in flight stay, free slots go first, the batch is there."""
+def test_contract(name: str, capacity: int, batches: list[list[int]], index: str, num_in_flight: int) -> None:
+    """Whatever the policy: pinned rows and rows in flight stay, free slots go first, the batch is in the cache."""
     planner = planner_of(name, capacity, index)
     pinned: set[int] = set()
     in_flight: list[tuple[int, set[int]]] = []
@@ -46,9 +48,9 @@ def test_contract(name: str, capacity: int, batches: list[list[int]], index: str
         unique = unique_rows(torch.tensor(rows))
         planner.announce(unique, number)
         before = cached(planner)
-        in_flight = in_flight[len(in_flight) - flying :] if flying else []
+        in_flight = in_flight[len(in_flight) - num_in_flight :] if num_in_flight else []
         oldest = in_flight[0][0] if in_flight else None
-        plan = planner.plan(unique, Placement.SPILL, oldest=oldest, number=number)
+        (plan,) = planner.plan(unique, Placement.SPILL, oldest, number)
         planner.resolve(plan, _counts(plan), Placement.SPILL)
         after = cached(planner)
         assert pinned <= after
@@ -58,7 +60,7 @@ def test_contract(name: str, capacity: int, batches: list[list[int]], index: str
         assert placed <= after
         if index != "set-associative" and len(before | set(rows)) <= planner.slots.num:
             assert after == before | set(rows), "nothing leaves while there are free slots"
-        in_flight.append((plan.batch, placed))
+        in_flight.append((plan.plan_number, placed))
         if number == 0:
             pinned = set(list(placed)[:2])
             for slot, row in enumerate(planner.slots.row[:-1].tolist()):
@@ -66,8 +68,6 @@ def test_contract(name: str, capacity: int, batches: list[list[int]], index: str
 
 
 def _counts(plan):
-    from hotrows.cache.planning.planner import Counts
-
     return Counts(*plan.counts.tolist())
 
 
@@ -102,7 +102,7 @@ def test_frequency_without_counts_takes_ids_as_ranks_within_their_tables() -> No
     )
     for ids in [[0, 0], [9, 9], [1, 8]]:
         bags(torch.tensor([ids])).sum().backward()
-    assert {row for row in bags.groups[0].planner.slots.row.tolist() if row >= 0} == {0, 10, 1, 18}
+    assert {row for row in bags.caches[0].planner.slots.row.tolist() if row >= 0} == {0, 10, 1, 18}
 
 
 def test_random_is_repeatable_and_depends_on_the_seed() -> None:
@@ -125,15 +125,15 @@ def test_lookahead_keeps_what_the_window_needs_furthest_first_to_go() -> None:
     for number, unique in enumerate(uniques):
         planner.announce(unique, number)
     for number in range(4):
-        planner.plan(uniques[number], Placement.SPILL, number=number)
+        planner.plan(uniques[number], Placement.SPILL, batch_number=number)
     assert cached(planner) == {1, 3, 4}, "2 is needed last"
-    planner.plan(uniques[4], Placement.SPILL, number=4)
-    planner.plan(uniques[5], Placement.SPILL, number=5)
-    planner.plan(uniques[6], Placement.SPILL, number=6)
+    planner.plan(uniques[4], Placement.SPILL, batch_number=4)
+    planner.plan(uniques[5], Placement.SPILL, batch_number=5)
+    planner.plan(uniques[6], Placement.SPILL, batch_number=6)
     assert 2 in cached(planner)
 
 
-def test_lookahead_evicts_the_least_frequent_of_what_nobody_needs() -> None:
+def test_lookahead_evicts_the_least_frequent_of_the_rows_that_no_batch_needs() -> None:
     planner = planner_of("lookahead", 3)
     for rows in [(1, 1, 1), (2,), (3, 3), (4,)]:
         use(planner, *rows)
@@ -163,7 +163,7 @@ def test_what_was_withdrawn_is_not_kept() -> None:
     batches=st.lists(st.sets(st.integers(0, 30), min_size=1, max_size=10), min_size=1, max_size=150),
     window=st.integers(1, 64),
 )
-def test_upcoming_uses_against_a_list(batches: list[set[int]], window: int) -> None:
+def test_next_uses_against_a_list(batches: list[set[int]], window: int) -> None:
     next_use = NextUseTable(torch.device("cpu"))
     rows = [torch.tensor(sorted(batch)) for batch in batches]
     announced = 0
@@ -181,10 +181,10 @@ def test_upcoming_uses_against_a_list(batches: list[set[int]], window: int) -> N
 
 
 @pytest.mark.parametrize(("most", "real"), [(1000, 100), (1000, 1000), (5000, 1)])
-def test_upcoming_uses_are_built_anew_without_waiting_for_counts(most: int, real: int) -> None:
-    """As announced by a ring: how many rows a batch has is known three announcements later."""
+def test_the_next_use_table_is_rebuilt_without_waiting_for_counts(most: int, real: int) -> None:
+    """As in the planning graph: the number of rows of a batch is known three announcements later."""
     next_use = NextUseTable(torch.device("cpu"))
-    window, late = 16, 3
+    window, lag = 16, 3
     generations, num_rebuilt = [], 0
     original = next_use._make_room
 
@@ -197,11 +197,11 @@ def test_upcoming_uses_are_built_anew_without_waiting_for_counts(most: int, real
     for number in range(400):
         if number >= window:
             next_use.leave(number - window)
-        assert number < 2 * window or next_use.has_room(most) or next_use.makes_room(2 * most)
+        assert number < 2 * window or next_use.has_room(most) or next_use.rebuild_makes_room(2 * most)
         next_use.expect(number, most)
-        assert next_use._num_in_window + next_use._most_erased <= next_use._most_taken  # so a search ends
-        if number >= late:
-            next_use.count(number - late, real)
+        assert next_use._num_in_window + next_use._max_erased <= next_use._max_taken  # so a search ends
+        if number >= lag:
+            next_use.note_unique_count(number - lag, real)
         generations.append(next_use.generation)
     assert generations[2 * window] == generations[-1], "it grows no more"
     assert 0 < num_rebuilt < 60
@@ -216,10 +216,10 @@ def test_counts_of_the_wrong_length_are_refused() -> None:
 def test_lfu_counts_do_not_wrap() -> None:
     planner = planner_of("lfu", 2)
     use(planner, 1)
-    planner.slots.priority[planner.slots.row == 1] = 2**30
+    planner.slots.priority[planner.slots.row == 1] = MAX_FREQUENCY
     for _ in range(3):
         use(planner, *([1] * 50))
-    assert int(planner.slots.priority.max()) == 2**30
+    assert int(planner.slots.priority.max()) == MAX_FREQUENCY
     use(planner, 2)
     use(planner, 3)
     assert 1 in cached(planner)
@@ -228,4 +228,4 @@ def test_lfu_counts_do_not_wrap() -> None:
 def test_a_policy_object_is_taken_and_copied() -> None:
     mine = Frequency(torch.arange(20))
     bag = hotrows.EmbeddingBag(20, 4, cache=3, policy=mine, optimizer=hotrows.optim.SGD(lr=1.0))
-    assert bag.groups[0].planner.policy is not mine
+    assert bag.caches[0].planner.policy is not mine

@@ -1,4 +1,4 @@
-"""Ways to move rows: the same rows get to the same places, in blocks of bounded size."""
+"""Transfers: whichever moves the rows, the same rows end up in the same slots, and blocks have a bounded size."""
 
 import copy
 
@@ -12,11 +12,11 @@ from hotrows.ops.rows import NO_ROW
 from hotrows.ops.swap import Moves
 from hotrows.stores import RamStore, RecordLayout
 
-LAYOUT = RecordLayout(6)
+LAYOUT = RecordLayout.packed(6)
 
 
 def moves(device: torch.device) -> tuple[RamStore, Tensor, Moves]:
-    """20 of 30 places are moves: rows 0 … 6 leave, rows 40 … 51 come, some do both, some neither."""
+    """20 of 30 entries are moves: rows 0 … 6 leave, rows 40 … 51 enter; some slots do both, some neither."""
     store = RamStore([hotrows.Table("t", 60)], LAYOUT, device, seed=0)
     cache = torch.arange(30.0 * LAYOUT.words).reshape(30, -1).to(device)
     slots = torch.randperm(30, generator=torch.Generator().manual_seed(0))
@@ -29,14 +29,14 @@ def moves(device: torch.device) -> tuple[RamStore, Tensor, Moves]:
 
 
 @pytest.mark.parametrize(("buffer_rows", "passes"), [(1, 7 + 12), (5, 2 + 3), (7, 1 + 2), (1000, 1 + 1)])
-def test_several_passes_are_as_one(buffer_rows: int, passes: int, device: torch.device) -> None:
+def test_several_passes_do_what_one_pass_does(buffer_rows: int, passes: int, device: torch.device) -> None:
     expected_store, expected_cache, arguments = moves(device)
     ZeroCopy().move(expected_store, expected_cache, arguments)
     store, cache, arguments = moves(device)
     transfer = BlockTransmitter(buffer_rows)
     transfer.move(store, cache, arguments)
     assert torch.equal(cache.cpu(), expected_cache.cpu())
-    assert torch.equal(store.view(0, 60), expected_store.view(0, 60))
+    assert torch.equal(store.records, expected_store.records)
     assert transfer.passes == passes
     assert (transfer.bytes_out, transfer.bytes_in) == (7 * LAYOUT.num_bytes, 12 * LAYOUT.num_bytes)
 
@@ -62,32 +62,32 @@ def trained(transfer: BlockTransmitter | None, cache: int, device: torch.device)
 
 
 @pytest.mark.parametrize("cache", [60, 8], ids=["evicting", "overflowing"])
-def test_every_move_of_a_group_goes_through_its_mover(cache: int, device: torch.device) -> None:
+def test_every_move_of_a_cache_goes_through_its_transfer(cache: int, device: torch.device) -> None:
     expected, bags = trained(None, cache, device), trained(BlockTransmitter(3), cache, device)
     for name in ("a", "b"):
         assert torch.equal(bags.weight(name), expected.weight(name))
-    stats, movers = bags.stats(), [group.transfer for group in bags.groups]
+    stats, transfers = bags.stats(), [cache.transfer for cache in bags.caches]
     assert stats.evictions > 0
-    assert sum(transfer.bytes_in for transfer in movers) == stats.bytes_in
-    assert sum(transfer.bytes_out for transfer in movers) == stats.bytes_out
-    assert all(transfer.passes >= transfer.bytes_in // (3 * group.store.layout.num_bytes) for transfer, group in zip(
-        movers, bags.groups, strict=True
+    assert sum(transfer.bytes_in for transfer in transfers) == stats.bytes_in
+    assert sum(transfer.bytes_out for transfer in transfers) == stats.bytes_out
+    assert all(transfer.passes >= transfer.bytes_in // (3 * cache.store.layout.num_bytes) for transfer, cache in zip(
+        transfers, bags.caches, strict=True
     ))  # fmt: skip
 
 
-def test_buffers_are_bounded_and_each_group_has_its_own() -> None:
+def test_buffers_are_bounded_and_each_cache_has_its_own() -> None:
     transfer = BlockTransmitter(3)
     bags = trained(transfer, 60, torch.device("cpu"))
-    for group in bags.groups:
-        assert group.transfer is not transfer
-        assert group.transfer._on_host.shape == group.transfer._on_device.shape == (3, group.store.layout.words)
-    assert copy.deepcopy(bags).groups[0].transfer.buffer_rows == 3
+    for cache in bags.caches:
+        assert cache.transfer is not transfer
+        assert cache.transfer._on_host.shape == cache.transfer._on_device.shape == (3, cache.store.layout.words)
+    assert copy.deepcopy(bags).caches[0].transfer.buffer_rows == 3
     with pytest.raises(ValueError, match="buffer_rows is 0"):
         BlockTransmitter(0)
 
 
 @pytest.mark.gpu
-def test_steps_of_a_mover_that_waits_are_not_recorded() -> None:
+def test_steps_are_not_captured_if_the_transfer_waits() -> None:
     bags = trained(BlockTransmitter(), 60, torch.device("cuda"))
-    assert bags.groups[0].ring is None
+    assert bags.schedulers[0].planning_graph is None
     assert hotrows.graphed(lambda ids: bags(ids)[0], bags).reason == "the host waits for the device to move rows"

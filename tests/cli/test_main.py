@@ -1,7 +1,9 @@
 """The program as a user calls it."""
 
 import json
+from inspect import Parameter, signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -66,7 +68,30 @@ def test_profile_prints_and_writes(data: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "profile.json").read_text()) == found
 
 
-def test_doctor_tells_what_there_is() -> None:
+def test_the_program_and_the_library_prepare_with_the_same_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hotrows.data import prepare as package
+
+    log = tmp_path / "log.txt"
+    log.touch()
+    given: dict[str, Any] = {}
+
+    def prepare(*arguments: Any, **options: Any) -> Any:
+        given.update(options)
+        raise ValueError("not today")
+
+    expected = {
+        name: parameter.default
+        for name, parameter in signature(package.prepare).parameters.items()
+        if parameter.default is not Parameter.empty and name != "progress"
+    }
+    monkeypatch.setattr(package, "prepare", prepare)
+    call("prepare", "criteo", log, "--out", tmp_path / "out", code=2)
+    assert {name: given[name] for name in expected} == expected
+
+
+def test_doctor_shows_what_there_is() -> None:
     found = last_line(call("doctor", "--json"))
     assert found["uses"]
     assert "PyTorch" in call("doctor").stdout

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_every_batch_once_and_in_order(depth: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_with_a_window_that_fits_nothing_is_planned_on_the_spot(device: str) -> None:
+def test_with_a_window_that_fits_every_batch_is_planned_ahead(device: str) -> None:
     data, bags = batches(), make(cache=120, device=device)
     for ids in look(data, bags, depth=4, window=16):
         step(bags, ids)
@@ -84,14 +85,15 @@ def test_moves_run_beside_the_training() -> None:
     def seconds(depth: int) -> float:
         bags = make(cache=150)
         threads = set()
-        swap = bags.groups[0].store.swap
+        transfer = bags.caches[0].transfer
+        move = transfer.move
 
-        def noted(*arguments: torch.Tensor) -> None:
+        def noted(*arguments: Any) -> None:
             threads.add(threading.current_thread())
             time.sleep(0.01)
-            swap(*arguments)
+            move(*arguments)
 
-        bags.groups[0].store.swap = noted  # type: ignore[method-assign]
+        transfer.move = noted  # type: ignore[method-assign]
         start = time.perf_counter()
         for ids in look(data, bags, depth=depth):
             loss = (bags(ids) - 1.0).square().sum()
@@ -111,7 +113,7 @@ def test_depth_shrinks_and_grows_by_itself() -> None:
     in_flight = []
     for ids in look(data, bags, depth=6):
         step(bags, ids)
-        in_flight.append(len(bags.groups[0]._flights))
+        in_flight.append(len(bags.schedulers[0].in_flight))
     assert bags.stats().shrinks > 0
     assert bags.stats().overflow == 0
     assert max(in_flight[:3]) >= 6
@@ -138,10 +140,10 @@ def test_a_loop_left_early_loses_nothing(device: str) -> None:
         step(bags, ids)
         if done == 7:
             break
-    assert not bags.groups[0]._flights
+    assert not bags.schedulers[0].in_flight
     assert torch.equal(weights(bags), plain(data[:7], device))
     stats = bags.stats()
-    assert (stats.batches, stats.lookups) == (7, 7 * data[0].numel())  # those planned ahead have not come
+    assert (stats.batches, stats.lookups) == (7, 7 * data[0].numel())  # without the batches that were only planned
     assert stats.hits + stats.misses == stats.unique
     for ids in look(data[7:], bags, depth=5):
         step(bags, ids)
@@ -176,7 +178,7 @@ def test_an_exception_in_the_loader_comes_after_the_batches_before_it() -> None:
     assert torch.equal(weights(bags), plain(data))
 
 
-def test_a_bad_batch_is_raised_at_its_turn() -> None:
+def test_a_bad_batch_raises_in_its_own_iteration() -> None:
     data, bags = batches(8), make()
     bad = data[5].clone()
     bad[2, 1] = 100
@@ -238,16 +240,16 @@ def test_a_new_loop_ends_the_old_one() -> None:
     for ids in second:
         step(bags, ids)
     assert torch.equal(weights(bags), plain(data))
-    step(bags, next(first))  # goes on, planned on the spot
+    step(bags, next(first))  # it goes on, with batches planned when they are looked up
     first.close()
-    assert not bags.groups[0]._flights
+    assert not bags.schedulers[0].in_flight
 
 
 def test_in_eval_mode_batches_pass_through() -> None:
     data, bags = batches(5), make().eval()
-    rows = bags.groups[0].planner.slots.row.clone()
+    rows = bags.caches[0].planner.slots.row.clone()
     assert list(look(data, bags)) == data
-    assert torch.equal(bags.groups[0].planner.slots.row, rows)
+    assert torch.equal(bags.caches[0].planner.slots.row, rows)
 
 
 def test_validation_within_the_loop_leaves_it_open() -> None:
@@ -317,7 +319,7 @@ def test_bags_are_freed_after_use() -> None:
     bags = make()
     for ids in look(batches(6), bags):
         step(bags, ids)
-    gone = weakref.ref(bags.groups[0].store)
+    gone = weakref.ref(bags.caches[0].store)
     del bags, ids
     gc.collect()
     assert gone() is None

@@ -8,7 +8,8 @@ import torch
 import hotrows
 from hotrows.cache import overflow
 from hotrows.cache.row_cache import RowCache
-from hotrows.nn.autograd import updated_first
+from hotrows.cache.streams import CacheStreams
+from hotrows.runtime.cuda_private import run_first_in_backward
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIMIZERS = [hotrows.optim.SGD, hotrows.optim.Adagrad, hotrows.optim.Adam]
@@ -120,7 +121,7 @@ def test_a_backward_pass_that_fails_leaves_no_gradients_behind() -> None:
             raise ArithmeticError("the user's")
 
     bag = bag_of("100%", hotrows.optim.SGD(lr=0.1))
-    # autograd goes back in reverse order: the second pass is reached, then the first one's Fails
+    # Autograd runs the nodes in reverse order: the second pass is reached, and then `Fails` of the first one.
     failing = Fails.apply(loss_of(bag, torch.arange(3)))
     reached = loss_of(bag, torch.arange(3, 6))
     with pytest.raises(ArithmeticError):
@@ -170,23 +171,22 @@ def test_memory_that_runs_out_loses_no_update(monkeypatch: pytest.MonkeyPatch) -
     bag, other = bag_of(4, hotrows.optim.SGD(lr=0.1)), bag_of("100%", hotrows.optim.SGD(lr=0.1))
     for module in (bag, other):
         loss_of(module, torch.arange(4)).backward()
-    group = bag.groups[0]
 
-    def fail(group: RowCache, num: int) -> None:
+    def fail(cache: RowCache, streams: CacheStreams, num: int) -> None:
         raise MemoryError("simulated")
 
     with monkeypatch.context() as patch:
         patch.setattr(overflow, "reserve", fail)
         with pytest.raises(MemoryError):
             loss_of(bag, torch.arange(10, 30))
-    assert not group._flights
+    assert not bag.schedulers[0].in_flight
     for module in (bag, other):
         loss_of(module, torch.arange(2, 30)).backward()
     assert torch.equal(bag.weight(), other.weight())
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_slots_of_landed_passes_count_as_taken_while_an_older_one_is_open(device: str) -> None:
+def test_slots_of_released_passes_count_as_used_while_an_older_one_is_open(device: str) -> None:
     def train(cache: int | str) -> torch.Tensor:
         bag = hotrows.EmbeddingBag(200, 4, mode="sum", cache=cache, optimizer=hotrows.optim.SGD(lr=0.1), device=device)
         first, second = loss_of(bag, torch.arange(40)), loss_of(bag, torch.arange(40, 80))
@@ -214,7 +214,7 @@ def test_loading_rows_between_forward_and_backward() -> None:
 def test_reading_changes_nothing(device: str) -> None:
     bag = bag_of(5, hotrows.optim.SGD(lr=0.1), device)
     loss_of(bag, torch.tensor([1, 2, 3])).backward()
-    slots = bag.groups[0].planner.slots
+    slots = bag.caches[0].planner.slots
     rows, priority, last_used = slots.row.clone(), slots.priority.clone(), slots.last_used.clone()
     hits = bag.stats().hits
     everything = torch.arange(50).unsqueeze(1)
@@ -255,13 +255,13 @@ def test_half_precision_gradients_are_taken() -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_rows_are_updated_as_soon_as_their_gradient_is_there(early: bool) -> None:
-    """Beside what is left of the backward pass where a step is recorded, else after it."""
+    """In a captured step, rows are updated beside the rest of the backward pass; elsewhere, after it."""
     tables = [hotrows.Table("a", 20), hotrows.Table("b", 20)]
     bags = hotrows.EmbeddingBagCollection(tables, 4, cache=40, optimizer=hotrows.optim.SGD(lr=0.1))
     layer = torch.nn.Linear(3, 8)
     embedded = bags(torch.arange(8).view(4, 2))
     if early:
-        updated_first(embedded)
+        run_first_in_backward(embedded)
     order: list[str] = []
     node = embedded.grad_fn
     while node.name() != "PooledRowsBackward":

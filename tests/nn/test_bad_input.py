@@ -197,7 +197,7 @@ def test_what_a_drop_in_cannot_do_it_says() -> None:
 def test_a_cache_larger_than_the_table_is_clamped_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="hotrows"):
         bags = make(cache=1000)
-    assert bags.groups[0].num_slots == 27
+    assert bags.caches[0].num_slots == 27
     assert "only 27" in caplog.text
 
 

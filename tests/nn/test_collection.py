@@ -81,12 +81,12 @@ def test_tables_of_different_dims() -> None:
     assert torch.equal(b, bags.weight("b")[ids[:, 1]])
     jagged = bags(Jagged(ids.T.flatten(), torch.ones(3, 2, dtype=torch.int64)))
     assert all(torch.equal(x, y) for x, y in zip(jagged, (a, b, c), strict=True))
-    assert len(bags.groups) == 2
+    assert len(bags.caches) == 2
 
 
 def test_a_cache_in_rows_is_shared_out_between_dims() -> None:
     bags = make(tables=[Table("a", 100, dim=8), Table("b", 300, dim=4)], cache=40)
-    assert [group.num_slots for group in bags.groups] == [10, 30]
+    assert [cache.num_slots for cache in bags.caches] == [10, 30]
 
 
 def test_weights_come_and_go() -> None:
@@ -125,13 +125,13 @@ def test_pinned_rows_stay() -> None:
     random = torch.Generator().manual_seed(0)
     for _ in range(30):
         bags(torch.randint(0, 7, (2, 4), generator=random)).sum().backward()
-        rows = bags.groups[0].planner.slots.row
+        rows = bags.caches[0].planner.slots.row
         assert set((hot + 27).tolist()) <= set(rows.tolist())
     bags.unpin()
     for start in range(0, 50, 5):
         ids = torch.arange(start, start + 5).unsqueeze(1).expand(-1, 4) % torch.tensor([20, 7, 7, 50])
         bags(ids).sum().backward()
-    assert not set((hot + 27).tolist()) <= set(bags.groups[0].planner.slots.row.tolist())
+    assert not set((hot + 27).tolist()) <= set(bags.caches[0].planner.slots.row.tolist())
 
 
 def test_pinning_more_than_fits_is_refused() -> None:
@@ -140,7 +140,7 @@ def test_pinning_more_than_fits_is_refused() -> None:
         bags.pin("C1", torch.arange(20))
     with pytest.raises(ValueError, match="table 'C1' has 0 to 19"):
         bags.pin("C1", torch.tensor([20]))
-    assert not bags.groups[0].planner.slots.pinned.any()
+    assert not bags.caches[0].planner.slots.pinned.any()
 
 
 def test_cannot_be_moved_or_cast_behind_its_back() -> None:

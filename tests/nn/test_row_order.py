@@ -10,7 +10,7 @@ from torch import Tensor
 import hotrows
 from hotrows.cache.policies.frequency import Frequency
 from hotrows.cache.policies.lookahead import Lookahead
-from hotrows.loop.ticket import Rows
+from hotrows.loop.ticket import BatchTicket, CheckedRows
 
 TABLES = [hotrows.Table("a", 50), hotrows.Table("b", 80, features=("b1", "b2")), hotrows.Table("c", 30, dim=8)]
 ROWS = (50, 80, 80, 30)
@@ -49,7 +49,7 @@ def loss(bags: hotrows.EmbeddingBagCollection, ids: Tensor) -> Tensor:
     return torch.stack([(part.sin() - 0.3).square().sum() for part in bags(ids)]).sum()
 
 
-def maintenance(bags: hotrows.EmbeddingBagCollection) -> dict[str, Tensor]:
+def all_values(bags: hotrows.EmbeddingBagCollection) -> dict[str, Tensor]:
     found = {name: bags.weight(name) for name in ("a", "b", "c")}
     for name in list(found):
         found |= {f"{name}.{part}": values.clone() for part, values in bags.row_state(name).items()}
@@ -57,9 +57,15 @@ def maintenance(bags: hotrows.EmbeddingBagCollection) -> dict[str, Tensor]:
 
 
 def assert_same(one: hotrows.EmbeddingBagCollection, other: hotrows.EmbeddingBagCollection) -> None:
-    found, expected = maintenance(one), maintenance(other)
+    found, expected = all_values(one), all_values(other)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def made(bags: hotrows.EmbeddingBagCollection, rows: Tensor) -> BatchTicket:
+    ticket = bags.schedulers[0].announce_rows(lambda: CheckedRows(rows))
+    ticket.announced.synchronize()
+    return ticket
 
 
 @pytest.mark.parametrize("policy", ["lookahead", "frequency"])
@@ -77,29 +83,27 @@ def test_the_store_is_ordered_from_hot_to_cold() -> None:
     both = torch.cat([counts()["a"], counts()["b"]])
     order = torch.argsort(both, descending=True, stable=True)
     weights = torch.cat([bags.weight("a"), bags.weight("b")])
-    assert torch.equal(bags.groups[0].store.view(0, 130)[:, :4], weights[order])
+    assert torch.equal(bags.caches[0].store.read_range(0, 130)[:, :4], weights[order])
     assert not torch.equal(weights, weights[order])
 
 
 def test_gradients_are_added_up_in_the_order_of_tables_and_ids(device: torch.device) -> None:
-    """Or the bits of their sums would depend on where the kernel cuts the sorted lookups into blocks."""
+    """Otherwise the bits of the sums would depend on where the kernel cuts the sorted lookups into blocks."""
     rows = torch.randint(130, (500,), generator=torch.Generator().manual_seed(0)).to(device)
-    ours, plain = (make(ordered, device=device).groups[0].request(lambda: Rows(rows)) for ordered in (True, False))
-    ours.made.synchronize()
-    plain.made.synchronize()
+    ours, plain = (made(make(ordered, device=device), rows) for ordered in (True, False))
     for part in ("num", "inverse", "order", "starts", "block_rows"):
         assert torch.equal(getattr(ours.unique, part), getattr(plain.unique, part))
     assert not torch.equal(ours.unique.rows, plain.unique.rows)
 
 
 def test_the_map_takes_no_device_memory(device: torch.device) -> None:
-    numbering = make(True, device=device).groups[0].numbering
+    numbering = make(True, device=device).caches[0].numbering
     assert numbering is not None
     assert numbering.row_of.device.type == "cpu"
     assert numbering.row_of.element_size() == 4
 
 
-def test_pretrained_weights_land_where_they_belong(device: torch.device) -> None:
+def test_pretrained_weights_are_those_of_their_table_and_ids(device: torch.device) -> None:
     pretrained = torch.randn(80, 4)
     bags = make(True, device=device)
     train(bags, batches(2))
@@ -136,9 +140,9 @@ def test_pinned_and_cached_rows_are_counted_by_table() -> None:
     bags.pin("a", torch.tensor([3, 7, 11]))
     assert bags.cached_rows() == {"a": 3, "b": 0, "c": 0}
     train(bags, batches(4))
-    slots = bags.groups[0].planner.slots
+    slots = bags.caches[0].planner.slots
     pinned = slots.row[:-1][slots.pinned]
-    row_of = bags.groups[0].numbering.row_of
+    row_of = bags.caches[0].numbering.row_of
     assert sorted(pinned.tolist()) == sorted(row_of[[3, 7, 11]].tolist())
     found = bags.cached_rows()
     assert found["a"] + found["b"] == int((slots.row[:-1] >= 0).sum())
@@ -163,8 +167,8 @@ def test_counts_of_a_policy_are_renumbered(kind: type[Frequency] | type[Lookahea
 def test_where_the_order_is_the_identity_nothing_is_mapped() -> None:
     falling = {table.name: torch.arange(1000, 1000 - table.num_rows, -1) - 100 * i for i, table in enumerate(TABLES)}
     bags = hotrows.EmbeddingBagCollection(TABLES, 4, row_order=hotrows.RowOrder(falling))
-    assert [group.numbering for group in bags.groups] == [None, None]
-    assert all(group.numbering is not None for group in make(True).groups)
+    assert [cache.numbering for cache in bags.caches] == [None, None]
+    assert all(cache.numbering is not None for cache in make(True).caches)
 
 
 def test_counts_that_do_not_fit() -> None:

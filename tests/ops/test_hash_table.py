@@ -16,7 +16,7 @@ def empty_table(num_cells: int) -> torch.Tensor:
 
 
 def some_rows(count: int, random: torch.Generator) -> torch.Tensor:
-    """Distinct rows, from small to far beyond 32 bits."""
+    """Unique rows, from small to far beyond 32 bits."""
     small = torch.randperm(10 * count + 1, generator=random)[:count]
     return torch.where(torch.arange(count) % 2 == 0, small, small + 2**61)
 
@@ -36,7 +36,7 @@ def check_inserted(before: torch.Tensor, after: torch.Tensor, rows: torch.Tensor
     assert torch.equal(restored, before)
 
 
-# one EMPTY cell is enough for every search to end; in a small table, where it ends soon
+# One EMPTY cell is enough for every search to end. Only a small table is that full, so that searches end soon.
 @pytest.mark.parametrize(("num_cells", "count"), [(2, 1), (13, 12), (1021, 700), (4096, 1500)])
 def test_finds_what_the_reference_inserted(num_cells, count, device, random):
     keys = empty_table(num_cells)
@@ -91,7 +91,7 @@ def test_only_the_counted_rows(num_rows, count, device, random):
 
 
 @pytest.mark.parametrize(("num_cells", "count"), [(2, 0), (2, 1), (13, 12), (5000, 1000)])
-def test_built_anew(num_cells, count, device, random):
+def test_build_from_rows(num_cells, count, device, random):
     rows = some_rows(count, random)
     rows[::5] = NO_ROW
     for build, where in [(kernel.build, device), (reference.build, torch.device("cpu"))]:
@@ -102,15 +102,15 @@ def test_built_anew(num_cells, count, device, random):
         keys, position_at, cell_of = keys.cpu(), position_at.cpu(), cell_of.cpu()
         assert (int(keys[-1]), int(cell_of[-1])) == (BARRED, 99)
         assert torch.equal(cell_of[:-1].long(), reference.find(keys, rows, counted(count)))
-        there = rows >= 0
-        assert torch.equal(position_at[cell_of[:-1][there].long()].long(), torch.nonzero(there).squeeze(1))
-        assert int((position_at == -1).sum()) == int((keys < 0).sum()) == num_cells + 1 - int(there.sum())
+        present = rows >= 0
+        assert torch.equal(position_at[cell_of[:-1][present].long()].long(), torch.nonzero(present).squeeze(1))
+        assert int((position_at == -1).sum()) == int((keys < 0).sum()) == num_cells + 1 - int(present.sum())
         assert bool((keys[:-1][keys[:-1] < 0] == EMPTY).all())
 
 
 @triton.jit
 def _erase(keys, rows, left, num_rows, num_cells, BLOCK: tl.constexpr):  # noqa: N803
-    """Every row is searched for and erased, by programs that do not wait for each other, as `plan` does."""
+    """Find and erase every row, in programs that do not wait for each other, as the planning kernels do."""
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + position, mask=position < num_rows, other=-1)
     cell = kernel.find_cells(keys, row, row >= 0, num_cells)
@@ -118,32 +118,32 @@ def _erase(keys, rows, left, num_rows, num_cells, BLOCK: tl.constexpr):  # noqa:
     tl.store(left + position, erased.to(tl.int32), mask=position < num_rows)
 
 
-@pytest.mark.parametrize(("num_cells", "most"), [(7, 6), (61, 55), (512, 300), (4096, 700)])
-def test_what_is_erased_is_mostly_empty_again(num_cells, most, device, random):
-    """Rows come and go; those that are there are always found, and no more cells are erased than is said."""
+@pytest.mark.parametrize(("num_cells", "max_rows"), [(7, 6), (61, 55), (512, 300), (4096, 700)])
+def test_most_erased_cells_become_empty(num_cells, max_rows, device, random):
+    """Rows in the table are always found, and no more cells are marked as erased than is reported."""
     keys = empty_table(num_cells).to(device)
-    names = some_rows(4 * most, random)
-    there: set[int] = set()
-    num_erased, num_gone = 0, 0
-    for turn in range(12):
-        coming = [row for row in names[torch.randperm(names.numel(), generator=random)].tolist() if row not in there]
-        coming = coming[: most - num_erased - len(there)]
-        if coming:
-            rows = torch.tensor(coming, device=device)
-            kernel.insert(keys, rows, counted(len(coming)).to(device))
-            there.update(coming)
-        going = sorted(there)[turn % 3 :: 2]
-        rows, left = torch.tensor(going, device=device), torch.zeros(len(going), dtype=torch.int32, device=device)
-        if going:
-            _erase[(triton.cdiv(len(going), 64),)](keys, rows, left, len(going), num_cells, BLOCK=64, num_warps=1)
-            there.difference_update(going)
+    candidates = some_rows(4 * max_rows, random)
+    present: set[int] = set()
+    num_erased, num_removed = 0, 0
+    for repeat in range(12):
+        shuffled = candidates[torch.randperm(candidates.numel(), generator=random)].tolist()
+        entering = [row for row in shuffled if row not in present][: max_rows - num_erased - len(present)]
+        if entering:
+            rows = torch.tensor(entering, device=device)
+            kernel.insert(keys, rows, counted(len(entering)).to(device))
+            present.update(entering)
+        leaving = sorted(present)[repeat % 3 :: 2]
+        rows, left = torch.tensor(leaving, device=device), torch.zeros(len(leaving), dtype=torch.int32, device=device)
+        if leaving:
+            _erase[(triton.cdiv(len(leaving), 64),)](keys, rows, left, len(leaving), num_cells, BLOCK=64, num_warps=1)
+            present.difference_update(leaving)
         num_erased += int(left.sum())
-        num_gone += len(going)
+        num_removed += len(leaving)
         assert int((keys[:-1] == ERASED).sum()) <= num_erased
-        assert sorted(keys[keys >= 0].tolist()) == sorted(there)
-        asked = torch.tensor([*there, *going], device=device)
+        assert sorted(keys[keys >= 0].tolist()) == sorted(present)
+        asked = torch.tensor([*present, *leaving], device=device)
         found = kernel.find(keys, asked, counted(asked.numel()).to(device)).cpu()
-        assert bool((found[: len(there)] >= 0).all())
-        assert bool((found[len(there) :] == -1).all())
-    assert num_gone > 0
-    assert num_cells < 4096 or num_erased < num_gone / 4
+        assert bool((found[: len(present)] >= 0).all())
+        assert bool((found[len(present) :] == -1).all())
+    assert num_removed > 0
+    assert num_cells < 4096 or num_erased < num_removed / 4

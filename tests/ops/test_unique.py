@@ -1,4 +1,4 @@
-"""Distinct rows: the kernels against the reference."""
+"""Unique rows: the kernels against the reference."""
 
 from itertools import product
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotrows.cache.planning.kernel_planner import RequestBuffers
+from hotrows.cache.planning.buffers import RequestBuffers
 from hotrows.ops.rows import NO_ROW
 from hotrows.ops.unique import UniqueRows, kernel, reference
 
@@ -41,7 +41,7 @@ def test_one_hot_row(device, random):
 
 
 class Tables(NamedTuple):
-    """Where the tables of a batch's columns begin and how long they are; which columns are looked up, None for all."""
+    """The first row and the number of rows of each column's table, and which columns are looked up (None for all)."""
 
     first_row: list[int]
     num_rows: list[int]
@@ -49,7 +49,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def one_each(cls, num_rows: list[int], order: list[int] | None = None) -> "Tables":
-        """One table for each column, the first rows those of `order[0]`."""
+        """One table for each column. The tables are in this order, by column."""
         first_row, row = [0] * len(num_rows), 0
         for column in order or range(len(num_rows)):
             first_row[column] = row
@@ -75,46 +75,49 @@ class Tables(NamedTuple):
         return kernel.column_order(first_row, num_rows, num_samples)
 
     def unique(self, ids: Tensor, by_column: bool, device: torch.device) -> tuple[UniqueRows, list[int]]:
-        """Also what the host is told."""
+        """The unique rows of a batch, and its counts on the host."""
         columns = None if self.columns is None else torch.tensor(self.columns, device=device)
         order = self.order(len(ids), device)
         assert order is not None or not by_column
-        told = torch.zeros(3, 2, dtype=torch.int32, pin_memory=device.type == "cuda")
-        places = RequestBuffers(3, len(ids) * len(self.first_row), device, told)
+        counts = torch.zeros(3, 2, dtype=torch.int32, pin_memory=device.type == "cuda")
+        buffers = RequestBuffers(3, len(ids) * len(self.first_row), device, counts)
         kernel.unique_ids(
             ids.to(device), columns, torch.tensor(self.first_row, device=device),
-            torch.tensor(self.num_rows, device=device), order if by_column else None, self.key_dtype, places.noted,
-            told, torch.tensor([PLACE], dtype=torch.int32, device=device), places.arrays,
+            torch.tensor(self.num_rows, device=device), order if by_column else None, self.key_dtype,
+            buffers.counts_on_device, counts, torch.tensor([BUFFER], dtype=torch.int32, device=device), buffers.arrays,
         )  # fmt: skip
-        found = UniqueRows(*(each.cpu() for each in places.unique(PLACE)))
-        assert not told[[0, 2]].any(), "what is told of other places"
-        return found, told[PLACE].tolist()
+        found = UniqueRows(*(each.cpu() for each in buffers.unique(BUFFER)))
+        assert not counts[[0, 2]].any(), "the counts of other buffers"
+        return found, counts[BUFFER].tolist()
 
-    def of_party(self, ids: list[Tensor], by_column: bool, device: torch.device) -> tuple[RequestBuffers, list[list[int]]]:
-        """Of several batches sorted as one."""
+    def unique_coalesced(
+        self, ids: list[Tensor], by_column: bool, device: torch.device
+    ) -> tuple[RequestBuffers, list[list[int]]]:
+        """The unique rows of several batches that are sorted as one, and the counts of each on the host."""
         columns = None if self.columns is None else torch.tensor(self.columns, device=device)
         parts, coalesced = len(ids), torch.cat(ids)
         order = self.order(len(ids[0]), device)
         assert order is not None or not by_column
-        told, told_together = (torch.zeros(n, 2, dtype=torch.int32, pin_memory=device.type == "cuda") for n in (
-            3 * parts, 3,
-        ))  # fmt: skip
-        places = RequestBuffers(3, len(ids[0]) * len(self.first_row), device, told, parts, told_together)
+        counts, union_counts = (
+            torch.zeros(num, 2, dtype=torch.int32, pin_memory=device.type == "cuda") for num in (3 * parts, 3)
+        )
+        buffers = RequestBuffers(3, len(ids[0]) * len(self.first_row), device, counts, parts, union_counts)
         kernel.unique_ids(
             coalesced.to(device), columns, torch.tensor(self.first_row, device=device),
-            torch.tensor(self.num_rows, device=device), order if by_column else None, self.key_dtype, places.noted,
-            told, torch.tensor([PLACE], dtype=torch.int32, device=device), places.arrays, places.coalesced,
+            torch.tensor(self.num_rows, device=device), order if by_column else None, self.key_dtype,
+            buffers.counts_on_device, counts, torch.tensor([BUFFER], dtype=torch.int32, device=device), buffers.arrays,
+            buffers.union,
         )  # fmt: skip
         if device.type == "cuda":
             torch.cuda.synchronize()
-        assert places.rows_together(PLACE)[1].tolist() == told_together[PLACE, :1].tolist()
-        return places, told[PLACE * parts : (PLACE + 1) * parts].tolist()
+        assert buffers.union_rows(BUFFER)[1].tolist() == union_counts[BUFFER, :1].tolist()
+        return buffers, counts[BUFFER * parts : (BUFFER + 1) * parts].tolist()
 
     def check(self, ids: Tensor, device: torch.device) -> None:
-        ours, told = self.unique(ids, True, device)
+        ours, counts = self.unique(ids, True, device)
         theirs, expected = self.unique(ids, False, device)
-        assert told == expected
-        assert told[1] == 0
+        assert counts == expected
+        assert counts[1] == 0
         for name in UniqueRows._fields:
             assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
 
@@ -128,25 +131,25 @@ class Tables(NamedTuple):
     ],
 )  # fmt: skip
 def test_batches_sorted_as_one(num_samples, parts, largest, by_column, device, random):
-    """Each as if it were alone, and all of them together."""
+    """The unique rows of each batch as if it were alone, and those of their union."""
     tables = Tables.one_each([50, 3, 2000, 1, largest, 40], [2, 0, 3, 1, 5, 4])
     tables = tables._replace(columns=[5, 0, 3, 2, 1, 6])
     ids = [tables.draw(num_samples, random) for _ in range(parts)]
-    places, told = tables.of_party(ids, by_column, device)
+    buffers, counts = tables.unique_coalesced(ids, by_column, device)
     alone = [tables.unique(each, False, device) for each in ids]
-    assert told == [expected for _, expected in alone]
+    assert counts == [expected for _, expected in alone]
     for part, (expected, _) in enumerate(alone):
-        found = places.unique(PLACE, part)
+        found = buffers.unique(BUFFER, part)
         for name in UniqueRows._fields:
             assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), (part, name)
-    coalesced, _ = tables.unique(torch.cat(ids), False, device)
-    rows, num = (each.cpu() for each in places.rows_together(PLACE))
-    assert torch.equal(num, coalesced.num)
-    assert torch.equal(rows, coalesced.rows)
-    assert torch.equal(places.coalesced.starts[PLACE, : rows.numel() + 1].cpu(), coalesced.starts)
+    union, _ = tables.unique(torch.cat(ids), False, device)
+    rows, num = (each.cpu() for each in buffers.union_rows(BUFFER))
+    assert torch.equal(num, union.num)
+    assert torch.equal(rows, union.rows)
+    assert torch.equal(buffers.union.starts[BUFFER, : rows.numel() + 1].cpu(), union.starts)
     for part, (expected, _) in enumerate(alone):
-        which = places.coalesced.of_part[PLACE * parts + part, : expected.num].long().cpu()
-        assert torch.equal(rows[which], expected.rows[: expected.num])
+        position = buffers.union.in_union[BUFFER * parts + part, : expected.num].long().cpu()
+        assert torch.equal(rows[position], expected.rows[: expected.num])
 
 
 @pytest.mark.parametrize("by_column", [True, False])
@@ -157,23 +160,23 @@ def test_bad_batches_among_others(bad_parts, by_column, device, random):
     alone = [tables.unique(each, False, device)[0] for each in ids]
     for part in bad_parts:
         ids[part][7, 1], ids[part][12, 2] = 50, -1
-    ids[3] = ids[3] - 1000 if bad_parts == (0, 3) else ids[3]  # no id of which is good
-    places, told = tables.of_party(ids, by_column, device)
+    ids[3] = ids[3] - 1000 if bad_parts == (0, 3) else ids[3]  # then none of its ids is good
+    buffers, counts = tables.unique_coalesced(ids, by_column, device)
     for part in set(range(4)) - set(bad_parts):
-        assert told[part][1] == 0
+        assert counts[part][1] == 0
         for name in UniqueRows._fields:
-            found = getattr(places.unique(PLACE, part), name).cpu()
+            found = getattr(buffers.unique(BUFFER, part), name).cpu()
             assert torch.equal(found, getattr(alone[part], name)), (part, name)
     for part in bad_parts:
-        bad = UniqueRows(*(each.cpu() for each in places.unique(PLACE, part)))
-        assert told[part] == [0, 64 * 3 if part == 3 else 64 * 3 - (7 * 3 + 1)]
+        bad = UniqueRows(*(each.cpu() for each in buffers.unique(BUFFER, part)))
+        assert counts[part] == [0, 64 * 3 if part == 3 else 64 * 3 - (7 * 3 + 1)]
         assert bad.num.item() == 0
         assert (bad.rows == NO_ROW).all()
         assert (bad.inverse == -1).all()
         assert (bad.starts == 0).all()
 
 
-PLACE = 1
+BUFFER = 1
 SIZES = [50, 3, 2000, 1, 10**7] * 5 + [7]
 
 
@@ -216,9 +219,9 @@ def test_nothing_of_a_batch_with_a_bad_id(bad, columns, device, random):
     ids = tables.draw(64, random)
     for (sample, feature), value in bad.items():
         ids[sample, feature if columns is None else columns[feature]] = value
-    ours, told = tables.unique(ids, True, device)
-    assert told == tables.unique(ids, False, device)[1]
-    assert told == [0, 64 * 3 - min(3 * sample + feature for sample, feature in bad)]
+    ours, counts = tables.unique(ids, True, device)
+    assert counts == tables.unique(ids, False, device)[1]
+    assert counts == [0, 64 * 3 - min(3 * sample + feature for sample, feature in bad)]
     assert ours.num.item() == 0
     assert (ours.rows == NO_ROW).all()
     assert (ours.inverse == -1).all()
@@ -229,14 +232,14 @@ def test_nothing_of_a_batch_with_a_bad_id(bad, columns, device, random):
 
 
 def test_no_id_is_good(device):
-    ours, told = Tables.one_each([3, 5]).unique(torch.full((40, 2), -1), True, device)
-    assert told == [0, 80]
+    ours, counts = Tables.one_each([3, 5]).unique(torch.full((40, 2), -1), True, device)
+    assert counts == [0, 80]
     assert (ours.inverse == -1).all()
 
 
 def test_columns_that_cannot_be_sorted_one_by_one(device):
-    assert Tables([0, 50, 0], [50, 3, 50]).order(64, device) is None, "a table of two columns"
+    assert Tables([0, 50, 0], [50, 3, 50]).order(64, device) is None, "two columns look up the same table"
     tables = Tables.one_each([2**52 - 1, 3])
     assert tables.order(2048, device) is not None
     assert tables.order(2049, device) is None, "id and sample do not fit 64 bits"
-    assert Tables.one_each([50, 3]).order(kernel.MOST_SAMPLES + 1, device) is None
+    assert Tables.one_each([50, 3]).order(kernel.MAX_SAMPLES + 1, device) is None

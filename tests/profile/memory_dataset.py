@@ -28,7 +28,7 @@ class MemoryLoader:
 
 
 class MemoryDataSet:
-    """Samples whose ids are given as bags[sample][column], a list of ids; one id each if `columns` say so."""
+    """Samples with their ids in bags[sample][column], a list of ids. Columns without sequences have one id each."""
 
     name = "memory"
 
@@ -38,7 +38,7 @@ class MemoryDataSet:
 
     @classmethod
     def of(cls, ids: torch.Tensor, rows: tuple[int, ...]) -> "MemoryDataSet":
-        """One id per column: ids [samples, F]."""
+        """Make it from one id per column: ids [samples, F]."""
         columns = tuple(Column(f"c{i}", num) for i, num in enumerate(rows))
         return cls(columns, [[[id] for id in sample] for sample in ids.tolist()])
 
@@ -61,8 +61,8 @@ class MemoryDataSet:
 
     def counts(self) -> dict[str, torch.Tensor]:
         found = {table: torch.zeros(rows, dtype=torch.int64) for table, rows in self.schema.tables.items()}
-        for place, column in enumerate(self.schema.categorical):
-            ids = torch.tensor([id for sample in self.bags for id in sample[place]], dtype=torch.int64)
+        for index, column in enumerate(self.schema.categorical):
+            ids = torch.tensor([id for sample in self.bags for id in sample[index]], dtype=torch.int64)
             found[column.table] += torch.bincount(ids, minlength=len(found[column.table]))
         return found
 
@@ -70,6 +70,6 @@ class MemoryDataSet:
         if not self.schema.has_sequences:
             return torch.tensor([[bag[0] for bag in sample] for sample in bags])
         columns = range(len(self.schema.categorical))
-        values = [id for place in columns for sample in bags for id in sample[place]]
-        lengths = [[len(sample[place]) for sample in bags] for place in columns]
+        values = [id for index in columns for sample in bags for id in sample[index]]
+        lengths = [[len(sample[index]) for sample in bags] for index in columns]
         return Jagged(torch.tensor(values, dtype=torch.int64), torch.tensor(lengths))

@@ -34,7 +34,7 @@ def test_deduplication_against_sets(found: Profile) -> None:
     ids = skewed(20_000)
     assert list(found.deduplication) == [1024, 2048, 4096, 8192]
     for size, share in found.deduplication.items():
-        # blocks of 9000 samples, whole batches of each
+        # The profile reads blocks of 9000 samples and uses only whole batches of each.
         batches = [
             block[first : first + size] for block in ids.split(9000) for first in range(0, len(block) - size + 1, size)
         ]
@@ -67,7 +67,7 @@ def test_json_comes_back_as_it_was(found: Profile) -> None:
 
 
 def test_sequences_and_shared_tables() -> None:
-    """Two columns look up in one table: what both have is one row."""
+    """Two columns look up in one table, so an id that both have is one row."""
     columns = (Column("user", 10), Column("clicked", 50, "item", max_length=3), Column("item", 50))
     bags = [[[i % 10], [i % 50, (i + 1) % 50][: i % 3], [(i + 1) % 50]] for i in range(3000)]
     found = profile(MemoryDataSet(columns, bags), batch_size=100)
@@ -79,22 +79,22 @@ def test_sequences_and_shared_tables() -> None:
     assert found.deduplication[1024] == pytest.approx(kept / lookups)
     assert [column.skew.num_ids for column in found.columns] == [10, 50, 50]
     assert found.pooled.num_ids == 60
-    assert found.curve.fewest == pytest.approx(60 / sum(_distinct(bags[i : i + 100]) for i in range(0, 3000, 100)))
+    assert found.curve.fewest == pytest.approx(60 / sum(_unique(bags[i : i + 100]) for i in range(0, 3000, 100)))
 
 
-def _distinct(bags: list[list[list[int]]]) -> int:
+def _unique(bags: list[list[list[int]]]) -> int:
     return len({(f > 0, id) for sample in bags for f, bag in enumerate(sample) for id in bag})
 
 
 def test_reads_no_more_than_asked(data: MemoryDataSet) -> None:
-    told: list[tuple[str, float]] = []
-    found = profile(data, batch_size=500, num_samples=2700, progress=lambda *step: told.append(step))
+    progress: list[tuple[str, float]] = []
+    found = profile(data, batch_size=500, num_samples=2700, progress=lambda *step: progress.append(step))
     assert found.num_samples == 2700
-    assert told == [("reading", 1.0)]
+    assert progress == [("reading", 1.0)]
     assert list(found.deduplication) == [1024, 2048]
 
 
-def test_a_wish_is_met(data: MemoryDataSet) -> None:
+def test_the_suggestion_has_what_is_asked_for(data: MemoryDataSet) -> None:
     by_rate = profile(data, batch_size=1000, hit_rate=0.6)
     assert by_rate.suggestion.hit_rate == pytest.approx(0.6, abs=0.01)
     by_memory = profile(data, batch_size=1000, memory="64KB", record_bytes=64)

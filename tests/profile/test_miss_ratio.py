@@ -20,7 +20,7 @@ def curve_of(batches: list[np.ndarray], rate: float = 1.0, seed: int = 0) -> Mis
 
 
 def expected_misses(trace: list[set[int]], capacity: int) -> float:
-    """Batch by batch from the definition: of equally old rows, each is as likely as the others to have been kept."""
+    """The misses from the definition: of equally old rows, each is as likely as the others to be in the cache."""
     last: dict[int, int] = {}
     misses = 0.0
     for number, batch in enumerate(trace):

@@ -31,18 +31,18 @@ def test_memory_limits_the_hit_rate() -> None:
     assert suggest(CURVE, 10_000, 64, hit_rate=0.5, memory="1MB").rows == 100
 
 
-def test_out_of_reach_is_said() -> None:
+def test_the_reason_says_that_a_hit_rate_is_out_of_reach() -> None:
     found = suggest(CURVE, 10_000, 64, hit_rate=0.99)
     assert 4500 < found.rows <= 5000
     assert "0.99 is out of reach" in found.reason
     assert found.hit_rate == pytest.approx(0.95, abs=0.002)
 
 
-def test_bad_wishes() -> None:
+def test_bad_arguments() -> None:
     for hit_rate in (0, 1, 90):
         with pytest.raises(ValueError, match="it must be between 0 and 1"):
             suggest(CURVE, 10_000, 64, hit_rate=hit_rate)
     with pytest.raises(ValueError, match=r'give bytes .* or a text such as "2GB"'):
         suggest(CURVE, 10_000, 64, memory="1.5%")
-    with pytest.raises(ValueError, match="no room for a single row"):
+    with pytest.raises(ValueError, match="too little for a single row"):
         suggest(CURVE, 10_000, 64, memory=10)

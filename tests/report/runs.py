@@ -1,4 +1,4 @@
-"""Run directories as a training leaves them, without training."""
+"""Run directories like those that training writes, made without training."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-# Criteo Kaggle's tables
+# The tables of Criteo Kaggle.
 TABLES = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
     2173, 4, 7046547, 18, 15, 286181, 105, 142572,
@@ -17,7 +17,7 @@ EVERY = 50  # steps between two metric lines
 
 
 def write_run(path: Path, num_lines: int = 300, table_rows: tuple[int, ...] = TABLES) -> Path:
-    """A whole run: metrics, validation, test, summary, cache contents."""
+    """Write a whole run: metrics, validation, test, summary, cache contents."""
     path.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
     metrics = _metrics(rng, num_lines)
@@ -145,7 +145,7 @@ def _evaluation(kind: str, step: int, auc: float) -> dict[str, Any]:
 
 
 def _contents(table_rows: tuple[int, ...], slots: int) -> list[dict[str, Any]]:
-    """Small tables are cached as a whole, large ones by the square root of their size."""
+    """Small tables are cached as a whole, and large ones in proportion to the square root of their size."""
     weight = sum(rows**0.5 for rows in table_rows)
     return [
         {"name": f"C{index + 1}", "rows": rows, "cached": min(rows, int(slots * rows**0.5 / weight))}

@@ -1,4 +1,4 @@
-"""The report in a real browser: everything is drawn, nothing fails, pointing at a curve tells its values."""
+"""The report in a real browser: everything is drawn, nothing fails, pointing at a curve shows its values."""
 
 import json
 import re
@@ -30,7 +30,7 @@ FLAGS = (
     "--enable-logging=stderr",
 )
 
-# What the browser made of each plot, written into the page where --dump-dom finds it.
+# Writes the shapes that the browser drew for each plot into the page, where --dump-dom finds them.
 PROBE = """
 <pre id="probe"></pre>
 <script>
@@ -100,7 +100,7 @@ def test_every_plot_is_drawn(tmp_path: Path, size: str) -> None:
         assert widest > 0.5 * (plot["right"] - plot["left"]) or plot["key"] == "contents"
 
 
-def test_pointing_at_one_chart_tells_the_values_in_all(tmp_path: Path) -> None:
+def test_pointing_at_one_chart_shows_the_values_in_all(tmp_path: Path) -> None:
     run = runs.write_run(tmp_path / "run", num_lines=40)
     at_rest, first, middle, left = probe(run, tmp_path / "profile")["legends"]
     assert left == at_rest

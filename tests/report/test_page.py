@@ -19,7 +19,7 @@ HOSTILE = "</script><script>alert(1)</script>\"'&"
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text a reader sees."""
+    """A page as tags with their attributes, and the text that a reader sees."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -156,13 +156,13 @@ def test_killed_in_the_middle_of_a_line(run: Path) -> None:
     assert "Test AUC 0.7987" in page.text  # it was measured before
 
 
-def test_broken_summary_is_said(run: Path) -> None:
+def test_a_broken_summary_is_reported(run: Path) -> None:
     (run / "summary.json").write_text('{"steps": ')
     assert "summary.json is not a JSON object" in report(run).text
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
-def test_loss_that_is_no_number(run: Path, bad: float | None) -> None:
+def test_a_loss_that_is_not_a_number(run: Path, bad: float | None) -> None:
     metrics = runs.read_metrics(run)
     bad_lines = [line for line in metrics if line["kind"] == "train"][5:]
     for line in bad_lines:
@@ -217,7 +217,7 @@ def test_a_resumed_run_counts_steps_since_it_began(run: Path) -> None:
     assert set(texts) == {"1.00 MB"}
 
 
-def test_directory_that_is_no_run(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no run directory"):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -19,13 +19,13 @@ def test_an_axis_covers_its_values(values: list[float]) -> None:
     assert len(axis.texts()) == len(axis.ticks)
     slack = 1e-6 * (axis.high - axis.low) + 1e-9 * max(abs(value) for value in values)
     assert all(axis.low - slack <= value <= axis.high + slack for value in values)
-    assert all(0 <= axis.place(value) <= 1 for value in values)
+    assert all(0 <= axis.fraction(value) <= 1 for value in values)
 
 
 @given(st.integers(min_value=0, max_value=10**12))
 def test_positions_reach_the_right_edge(end: int) -> None:
     axis = position_axis(end)
-    assert axis.place(end) == (1 if end else 0)
+    assert axis.fraction(end) == (1 if end else 0)
     assert all(0 <= tick <= axis.high * (1 + 1e-9) for tick in axis.ticks)
     assert len(axis.ticks) <= 6
 

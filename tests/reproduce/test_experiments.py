@@ -14,7 +14,7 @@ from hotrows.data.dataset import open_dataset
 from hotrows.reproduce import PAPERS, freqcache, freqcache_ratios, heca, heca_batches
 from hotrows.reproduce.bench import Bench, Memory, Trained
 from hotrows.reproduce.experiment import Claim, choose
-from hotrows.reproduce.kept import KeptDataSet
+from hotrows.reproduce.in_memory import InMemoryDataSet
 from hotrows.reproduce.output import commit, write
 from hotrows.reproduce.scale import Scale
 
@@ -31,7 +31,7 @@ ALL = [(paper, each.name) for paper, found in PAPERS.items() for each in found.e
 
 @pytest.fixture(scope="module")
 def benches() -> Iterator[dict[str, Bench]]:
-    """One for each paper: figures share their runs."""
+    """A bench for each paper, because the figures of a paper share their runs."""
     with torch.random.fork_rng():
         yield {paper: Bench(scale, "cpu") for paper, scale in TINY.items()}
 
@@ -67,11 +67,12 @@ def test_a_run_is_made_once(benches: dict[str, Bench]) -> None:
     for name in ("fig5", "fig7", "fig9"):
         (experiment,) = choose(PAPERS["freqcache"].experiments, [name], "freqcache")
         experiment.run(bench)
-    assert sum(step.endswith("1.5%") for step in seen) <= 6  # of one run: begin, 4 steps, end; none if it was made
+    # One run reports its begin, 4 steps and its end. A run that was made before reports nothing.
+    assert sum(step.endswith("1.5%") for step in seen) <= 6
 
 
-def test_data_of_ones_own_are_called_so() -> None:
-    """Without a validation split, which `prepare --valid 0` leaves out, and with labels that are real."""
+def test_a_data_set_that_the_user_gives() -> None:
+    """It may have no validation split (`prepare --valid 0`), and nothing is said about synthetic labels."""
     log = "synthetic:criteo-kaggle?scale=0.0001&samples=20000"
     bench = dataclasses.replace(Bench(TINY["freqcache"], "cpu"), given={"criteo-kaggle": log})
     for trained in _trained_without_validation(bench):
@@ -89,11 +90,11 @@ def test_data_of_ones_own_are_called_so() -> None:
     (table,) = choose(PAPERS["freqcache"].experiments, ["table1"], "freqcache")
     assert table.sizes(bench) == f"{log} as given, otherwise the paper's sizes"
     (other,) = choose(PAPERS["freqcache"].experiments, ["fig6"], "freqcache")
-    assert other.sizes(bench).startswith("scaled down: 0.001 of the rows")  # of Avazu, which was not given
+    assert other.sizes(bench).startswith("scaled down: 0.001 of the rows")  # Fig 6 is on Avazu, which is not given
 
 
 def _trained_without_validation(bench: Bench) -> list[Trained]:
-    """The runs of Fig 5, as where the data set has no validation split."""
+    """Make the runs of Fig 5 and remove their validation results, as if the data set had no validation split."""
     runs = freqcache_ratios.runs_of(freqcache_ratios.KAGGLE, bench)
     for key, trained in bench._trained.items():
         bench._trained[key] = dataclasses.replace(trained, summary={**trained.summary, "valid": None})
@@ -114,7 +115,7 @@ def test_different_auroc_is_not_called_identical(benches: dict[str, Bench], monk
 
 
 def test_memory_on_a_gpu_is_judged_as_published(benches: dict[str, Bench], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what is allocated when training is over; the most at any time is said beside it."""
+    """What is allocated after training is judged. The peak is only mentioned in a note."""
     (experiment,) = choose(PAPERS["freqcache"].experiments, ["fig8"], "freqcache")
     experiment.run(benches["freqcache"])
     memory = {True: Memory(5_000_000, 9_000_000, 8_000_000), False: Memory(500_000, 4_500_000, 3_000_000)}
@@ -160,22 +161,22 @@ def test_a_claim_that_cannot_be_judged_is_neither_yes_nor_no() -> None:
     assert Claim("", None, "needs a GPU").verdict == "not judged"
 
 
-def test_kept_samples_are_those_of_the_data_set() -> None:
+def test_samples_in_memory_are_those_of_the_data_set() -> None:
     data = open_dataset("synthetic:avazu?scale=0.001&samples=3000")
-    kept = KeptDataSet(data, 1000, 100)
-    assert [kept.num_samples(split) for split in ("train", "valid", "test")] == [1000, 100, 100]
-    pairs = list(zip(kept.loader("train", 300), data.loader("train", 300), strict=False))
+    in_memory = InMemoryDataSet(data, 1000, 100)
+    assert [in_memory.num_samples(split) for split in ("train", "valid", "test")] == [1000, 100, 100]
+    pairs = list(zip(in_memory.loader("train", 300), data.loader("train", 300), strict=False))
     assert len(pairs) == 4
     for ours, theirs in pairs[:3]:
         assert torch.equal(ours.ids, theirs.ids)  # type: ignore[arg-type]
         assert torch.equal(ours.dense, theirs.dense)
         assert torch.equal(ours.label, theirs.label)
-    shuffled = torch.cat([batch.dense for batch in kept.loader("train", 300, shuffle=True)])
-    assert not torch.equal(shuffled, torch.cat([batch.dense for batch in kept.loader("train", 300)]))
+    shuffled = torch.cat([batch.dense for batch in in_memory.loader("train", 300, shuffle=True)])
+    assert not torch.equal(shuffled, torch.cat([batch.dense for batch in in_memory.loader("train", 300)]))
 
 
-def test_what_differs_from_the_paper_is_said() -> None:
-    full = {paper: found.scales["full"].said() for paper, found in PAPERS.items()}
+def test_a_scale_describes_what_differs_from_the_paper() -> None:
+    full = {paper: found.scales["full"].describe() for paper, found in PAPERS.items()}
     assert full == {
         "freqcache": "the paper's sizes, learning rates 0.1 at most",
         "heca": "the paper's sizes",
@@ -193,14 +194,14 @@ def test_rows_on_the_host_may_get_fewer_steps() -> None:
 
 
 def test_small_batches_train_more_steps() -> None:
-    scale = dataclasses.replace(TINY["heca"], most_times=4, host_steps=3)
+    scale = dataclasses.replace(TINY["heca"], max_step_factor=4, host_steps=3)
     bench = Bench(scale, "cpu")
-    assert [bench.steps_of("heca", times) for times in (1, 2, 4, 8)] == [4, 8, 16, 16]
+    assert [bench.steps_of("heca", factor) for factor in (1, 2, 4, 8)] == [4, 8, 16, 16]
     assert bench.steps_of("host", 8) == 3
     assert bench.iterations == "4 iterations (16 at most where batches are smaller)"
 
 
-def test_a_copy_of_a_checkout_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_checkout_takes_its_commit_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTROWS_COMMIT", "0123456789ab")
     assert commit.__wrapped__() == "0123456789ab"
 
@@ -208,4 +209,4 @@ def test_a_copy_of_a_checkout_is_told_its_commit(monkeypatch: pytest.MonkeyPatch
 def test_too_few_samples_are_refused(tmp_path: Path) -> None:
     bench = Bench(TINY["heca"], "cpu", {"criteo-kaggle": "synthetic:criteo-kaggle?scale=0.001&samples=100"})
     with pytest.raises(ValueError, match="samples to train on, 4 steps of 128 need 512: give fewer --steps"):
-        bench.kept("criteo-kaggle", 128)
+        bench.training_data("criteo-kaggle", 128)

@@ -8,7 +8,7 @@ import torch
 import hotrows
 from hotrows.strategies import make_strategy
 from hotrows.strategies.base import CacheSettings
-from hotrows.train.config import RunConfig, from_dict
+from hotrows.train.config import RunConfig
 from hotrows.train.run import build, strategy_of
 from hotrows.train.trainer import embed
 from tests.train.test_run import train
@@ -20,9 +20,9 @@ TABLES = [hotrows.Table("a", 70), hotrows.Table("b", 130)]
 def test_where_rows_and_their_state_are(name: str, on_host: bool, device: torch.device) -> None:
     bags = make_strategy(name, CacheSettings()).make_bags(TABLES, 4, hotrows.optim.Adam(), device, 0)
     expected = "cpu" if on_host else device.type
-    assert bags.device.type == bags.groups[0].cache.device.type == expected
-    assert bags.groups[0].is_resident
-    assert bags.groups[0].cache.shape[0] == 200
+    assert bags.device.type == bags.caches[0].records.device.type == expected
+    assert bags.caches[0].holds_all_rows
+    assert bags.caches[0].records.shape[0] == 200
 
 
 def test_rows_stay_on_the_host_whatever_the_device_of_the_model() -> None:
@@ -36,7 +36,7 @@ def test_pooled_rows_come_to_the_model(device: torch.device) -> None:
     from hotrows.data.dataset import open_dataset
 
     content = {"data": "synthetic:criteo-kaggle?scale=0.0001&samples=100", "strategy": "host"}
-    config = from_dict(RunConfig, content, "test")
+    config = RunConfig.from_dict(content, "test")
     schema = open_dataset(config.data).schema
     parts = build(config, schema, device, strategy_of(config))
     ids = torch.zeros(3, len(schema.categorical), dtype=torch.int64)

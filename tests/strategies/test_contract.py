@@ -12,9 +12,9 @@ from torch import Tensor
 
 import hotrows
 from hotrows.batch import Batch, Jagged
-from hotrows.strategies import STRATEGIES, Strategy, make_strategy
+from hotrows.strategies import STRATEGIES, KnownCounts, Strategy, make_strategy
 from hotrows.strategies.base import CacheSettings
-from tests.scenarios import OPTIMIZERS, Scenario, assert_same_values, examples, result_of, scenarios
+from tests.scenarios import OPTIMIZERS, Scenario, assert_same_values, counts_of, examples, result_of, scenarios
 
 OTHERS = sorted(set(STRATEGIES) - {"device"})
 TABLES = (hotrows.Table("a", 60), hotrows.Table("b", 90, features=("b1", "b2")), hotrows.Table("c", 5))
@@ -23,7 +23,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @dataclass
 class Result:
-    """What came of a training run."""
+    """The result of a training run."""
 
     losses: list[Tensor]
     read: list[Tensor]  # by evaluations in between
@@ -34,7 +34,7 @@ class Result:
 
 def train(name: str, scenario: Scenario, size: int, device: str, leave_after: int = 3) -> Result:
     """Two epochs, the first left early, with an evaluation after every third backward pass."""
-    strategy = make_strategy(name, CacheSettings(size=size, depth=2, window=4), counts=lambda: counts_of(scenario))
+    strategy = make_strategy(name, CacheSettings(size=size, depth=2, window=4), data=knowledge_of(scenario))
     bags = strategy.make_bags(scenario.tables, 4, OPTIMIZERS[scenario.optimizer](), torch.device(device), scenario.seed)
     torch.manual_seed(scenario.seed)
     width = sum(bags.dims[table.name] * len(table.feature_names) for table in scenario.tables)
@@ -63,14 +63,14 @@ def train(name: str, scenario: Scenario, size: int, device: str, leave_after: in
             with torch.no_grad():
                 read.append(predict(scenario.batches[0]).cpu())
             bags.train()
-    has_cache = not all(group.is_resident for group in bags.groups)
+    has_cache = not all(cache.holds_all_rows for cache in bags.caches)
     return Result(losses, read, result_of(bags), bags.stats(), has_cache)
 
 
 def epochs(
     strategy: Strategy, bags: hotrows.EmbeddingBagCollection, scenario: Scenario, leave_after: int
 ) -> Iterator[tuple[Tensor | Jagged, bool]]:
-    """Batches, each with whether it is the last of its epoch."""
+    """The batches, each with a flag that is true for the last one of its epoch."""
     batches = [Batch(torch.empty(0), ids, torch.empty(0)) for ids in scenario.batches]
     for length in (min(leave_after, len(batches)), len(batches)):
         with ExitStack() as stack:
@@ -81,10 +81,8 @@ def epochs(
                 yield next(loop).ids, number == length
 
 
-def counts_of(scenario: Scenario) -> dict[str, Tensor]:
-    """Not by falling frequency, so that rows have to be ordered anew."""
-    random = torch.Generator().manual_seed(scenario.seed)
-    return {table.name: torch.randint(0, 50, (table.num_rows,), generator=random) for table in scenario.tables}
+def knowledge_of(scenario: Scenario) -> KnownCounts:
+    return KnownCounts(lambda: counts_of(scenario))
 
 
 def scenario_of(optimizer: str, jagged: bool) -> Scenario:
@@ -146,7 +144,7 @@ def test_equal_whatever_is_trained(name: str, device: str, scenario: Scenario, s
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_a_bad_batch_changes_nothing(name: str) -> None:
     scenario = scenario_of("adagrad", jagged=False)
-    strategy = make_strategy(name, CacheSettings(size=48), counts=lambda: counts_of(scenario))
+    strategy = make_strategy(name, CacheSettings(size=48), data=knowledge_of(scenario))
     bags = strategy.make_bags(TABLES, 4, OPTIMIZERS["adagrad"](), torch.device("cpu"), 0)
     before = result_of(bags)
     bad = Batch(torch.empty(0), torch.tensor([[3, 90, 1, 1]]), torch.empty(0))

@@ -17,11 +17,11 @@ from hotrows.batch import Batch, Jagged
 from hotrows.cache.indexes.hashed import HashIndex
 from hotrows.cache.policies import LFU, LRU, Policy
 from hotrows.cli.show import show_run
-from hotrows.loop.ticket import Flight, Request
+from hotrows.loop.ticket import BatchTicket
 from hotrows.profile.sampled_counts import sampled_counts
-from hotrows.strategies import CacheSettings, make_strategy
+from hotrows.strategies import CacheSettings, KnownCounts, make_strategy
 from hotrows.strategies.heca import HecaOptions, HecaStrategy
-from hotrows.strategies.hot_set import Room, choose_hot
+from hotrows.strategies.hot_set import TableCost, choose_hot
 from hotrows.train.run import evaluate_run
 from tests.invariants import check_maps
 from tests.profile.memory_dataset import MemoryDataSet
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 def make_batches(num: int = 24, size: int = 6, seed: int = 0) -> list[Batch]:
-    """Ids of which few are frequent."""
+    """Ids, a few of which are frequent."""
     random = torch.Generator().manual_seed(seed)
     skewed = [
         [(torch.rand(size, generator=random).pow(3) * rows).long() for rows in SIZES]
@@ -62,8 +62,8 @@ def counts_of(batches: list[Batch]) -> dict[str, Tensor]:
 def make(
     cache: int | str = 90, batches: list[Batch] | None = None, **options: Any
 ) -> HecaStrategy:  # fmt: skip
-    counts = None if batches is None else lambda: counts_of(batches)
-    found = make_strategy("heca", CacheSettings(size=cache), HecaOptions(**options), counts)
+    data = None if batches is None else KnownCounts(lambda: counts_of(batches))
+    found = make_strategy("heca", CacheSettings(size=cache), HecaOptions(**options), data)
     assert isinstance(found, HecaStrategy)
     return found
 
@@ -98,7 +98,7 @@ def test_the_result_is_that_of_all_rows_on_the_device(optimizer: str, cache: int
     bags = train(make(cache, batches), batches, device, optimizer)
     assert_equal(result_of(bags), on_the_device(batches, device, optimizer))
     assert bags.stats().stale == 0
-    check_maps(bags.groups[0])
+    check_maps(bags.caches[0])
     assert (bags.stats().overflow > 0) == (cache <= 12)
 
 
@@ -123,7 +123,7 @@ def test_a_loop_left_early_and_begun_again() -> None:
         step(bags, batch.ids)
         if done == 7:
             break
-    assert not bags.groups[0]._flights
+    assert not bags.schedulers[0].in_flight
     for batch in strategy.batches(batches[7:], bags):
         step(bags, batch.ids)
     assert_equal(result_of(bags), on_the_device(batches, CPU))
@@ -131,9 +131,9 @@ def test_a_loop_left_early_and_begun_again() -> None:
 
 @pytest.mark.parametrize(("options", "policy"), [({}, LFU), ({"victims": "lru"}, LRU)])
 def test_its_parts_are_the_papers(options: dict[str, Any], policy: type[Policy]) -> None:
-    group = bags_of(make(**options)).groups[0]
-    assert isinstance(group.planner.index, HashIndex)  # type: ignore[union-attr]
-    assert isinstance(group.planner.policy, policy)  # type: ignore[union-attr]
+    planner = bags_of(make(**options)).caches[0].planner
+    assert isinstance(planner.index, HashIndex)  # type: ignore[attr-defined]
+    assert isinstance(planner.policy, policy)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("victims", "gone"), [("lfu", 2), ("lru", 1)])
@@ -142,7 +142,7 @@ def test_the_victim_is_the_least_frequent_or_the_least_recent(victims: str, gone
     bags = bags_of(make(5, victims=victims), device)  # two of the slots are for the other tables' row 0
     for batch in as_batches([1, 1], [2], [0], [0], [0], [3]):
         step(bags, batch.ids)
-    rows = bags.groups[0].planner.slots.row.tolist()  # type: ignore[union-attr]
+    rows = bags.caches[0].planner.slots.row.tolist()  # type: ignore[union-attr]
     assert {0, 1, 2, 3} - set(rows) == {gone}
 
 
@@ -158,7 +158,7 @@ def test_hot_rows_are_there_before_training_and_never_leave(device: torch.device
     assert 10 < num_hot <= 30
     assert sum(bags.cached_rows().values()) == num_hot
     hot = _rows(strategy, bags)
-    slots = bags.groups[0].planner.slots.row  # type: ignore[union-attr]
+    slots = bags.caches[0].planner.slots.row  # type: ignore[union-attr]
     where = {row: slots.tolist().index(row) for row in hot}
     for batch in strategy.batches(batches, bags):
         step(bags, batch.ids)
@@ -174,29 +174,31 @@ def test_victims_are_in_neither_the_current_batch_nor_the_next_nor_the_hot_set(
     batches = make_batches(40)
     strategy = make(cache, batches, hot="60%")
     bags = bags_of(strategy, device)
-    group = bags.groups[0]
-    group.uses_ring = False  # what is planned in a ring is the same, but leaves no list of its moves
-    plan_ahead, settle = group.plan_ahead, group.resolve
-    turn, made, victims_of = 0, {}, {}
+    scheduler = bags.schedulers[0]
+    scheduler.uses_graph = False  # a plan of the planning graph is the same, but leaves no list of its moves
+    plan_ahead, resolve = scheduler.plan_ahead, scheduler.resolve
+    iteration, made, victims_of = 0, {}, {}
 
-    def planned(request: Request, soon: bool) -> list[Flight]:
-        (flight,) = plan_ahead(request, soon)
-        assert request.number is not None
-        made[flight.plan.batch] = turn, request.number
-        return [flight]
+    def planned(ticket: BatchTicket, soon: bool) -> list[BatchTicket]:
+        (ticket,) = plan_ahead(ticket, soon)
+        assert ticket.batch_number is not None
+        assert ticket.plan is not None
+        made[ticket.plan.plan_number] = iteration, ticket.batch_number
+        return [ticket]
 
-    def settled(flight: Flight) -> bool:
-        fits = settle(flight)
+    def resolved(ticket: BatchTicket) -> bool:
+        fits = resolve(ticket)
         if fits:
-            assert flight.counts is not None
-            left = flight.plan.move_out[: flight.counts.misses]
-            victims_of.setdefault(made[flight.plan.batch], left[left >= 0].tolist())
+            assert ticket.counts is not None
+            assert ticket.plan is not None
+            left = ticket.plan.move_out[: ticket.counts.misses]
+            victims_of.setdefault(made[ticket.plan.plan_number], left[left >= 0].tolist())
         return fits
 
-    group.plan_ahead, group.resolve = planned, settled  # type: ignore[method-assign]
+    scheduler.plan_ahead, scheduler.resolve = planned, resolved  # type: ignore[method-assign]
     for batch in strategy.batches(batches, bags):
         step(bags, batch.ids)
-        turn += 1
+        iteration += 1
     assert (bags.stats().shrinks > 0) == (cache < 90)
     assert len(victims_of) > 20
     if cache == 90:  # a smaller one has room for the current batch, and seldom for more
@@ -221,7 +223,7 @@ def _rows_of(batch: Batch) -> set[int]:
 
 
 COUNTS = {"x": torch.tensor([50, 0, 20, 5]), "y": torch.tensor([20, 4, 1])}  # 100 in all
-ROOMS = {"x": Room(0, 100), "y": Room(1, 10)}
+ROOMS = {"x": TableCost(0, 100), "y": TableCost(1, 10)}
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,7 @@ def test_a_hot_set_that_does_not_fit_is_cut_and_said(caplog: pytest.LogCaptureFi
     assert strategy.hot is not None
     assert strategy.hot.num_rows == 30
     assert "30 of them fill the static part of the cache (75% of it)" in caplog.text
-    assert int(bags.groups[0].planner.slots.pinned.sum()) == 30  # type: ignore[union-attr]
+    assert int(bags.caches[0].planner.slots.pinned.sum()) == 30  # type: ignore[union-attr]
 
 
 def test_nothing_known_of_the_frequencies(caplog: pytest.LogCaptureFixture) -> None:
@@ -278,11 +280,17 @@ def test_frequencies_are_counted_on_a_random_sample() -> None:
     assert 1000 <= int(part["c0"].sum()) <= 1024
     assert int(part["c0"].argmax()) == 0
 
-    strategy = make(30)
     asked = []
-    strategy.counts = lambda: pytest.fail("all samples were counted")
-    strategy.sampled_counts = lambda share, seed: asked.append((share, seed)) or {}  # type: ignore[func-returns-value]
-    bags_of(strategy)
+
+    class Asked(KnownCounts):
+        def counts(self) -> dict[str, Tensor]:
+            pytest.fail("all samples were counted")
+
+        def sampled_counts(self, share: float, seed: int = 0) -> dict[str, Tensor]:
+            asked.append((share, seed))
+            return {}
+
+    bags_of(make_strategy("heca", CacheSettings(size=30), data=Asked(dict)))
     assert asked == [(0.05, 0)]
 
 
@@ -361,16 +369,16 @@ def test_stale_training_counts_what_consecutive_batches_share_and_repeats_itself
     assert_equal(result_of(second), result_of(first))
     exact = on_the_device(batches, device, optimizer)
     assert not torch.equal(result_of(first)["a"], exact["a"])
-    check_maps(first.groups[0])
+    check_maps(first.caches[0])
 
 
 def test_slow_moves_and_slow_training_change_nothing_of_a_stale_run() -> None:
     batches = make_batches(16)
     expected = result_of(train(make(90, batches, consistency="stale"), batches))
-    for slow in ("mover", "trainer"):
+    for slow in ("moves", "training"):
         strategy = make(90, batches, consistency="stale")
         bags = bags_of(strategy)
-        if slow == "mover":
+        if slow == "moves":
             _slow_down(bags, 0.004)
         for batch in strategy.batches(batches, bags):
             out = bags(batch.ids)
@@ -424,7 +432,7 @@ def test_several_ids_per_bag_and_dims_are_deduplicated() -> None:
     for batch, parts in ((ids, ids.T.unsqueeze(2)), (jagged, jagged.values.split([3, 4, 2]))):
         for part, expected in zip(bags.deduplicate(batch).values(), parts, strict=True):
             assert torch.equal(part.unique_ids[part.inverse], expected)
-    with pytest.raises(ValueError, match="no batch whose turn it is"):
+    with pytest.raises(ValueError, match="there is no current batch"):
         bags.deduplicate()
 
 
@@ -437,14 +445,14 @@ def test_the_current_batch_of_a_loop_is_deduplicated_as_it_was_planned(device: t
         assert torch.equal(found["b"].unique_ids[found["b"].inverse].cpu(), batch.ids[:, 1:3])
         step(bags, batch.ids)
     stats = bags.stats()
-    assert stats.bytes_in == stats.misses * bags.groups[0].store.layout.num_bytes
+    assert stats.bytes_in == stats.misses * bags.caches[0].store.layout.num_bytes
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------
 
 
-def test_stages_overlap_and_their_times_are_told() -> None:
-    """Each stage takes its time: together they take the longest one's and not the sum of all."""
+def test_stages_overlap_and_their_times_are_reported() -> None:
+    """The stages overlap: a batch takes as long as the longest stage, not as long as the sum of all."""
     batches, strategy = make_batches(16), make(120)
     bags = bags_of(strategy)
     assert strategy.stage_times is None
@@ -525,36 +533,36 @@ def test_an_exception_in_the_loader_comes_after_the_batches_before_it() -> None:
 
 
 def _slow_down(bags: hotrows.EmbeddingBagCollection, seconds: float) -> None:
-    store = bags.groups[0].store
-    swap = store.swap
+    transfer = bags.caches[0].transfer
+    move = transfer.move
 
-    def slow(*arguments: Tensor) -> None:
+    def slow(*arguments: Any) -> None:
         time.sleep(seconds)
-        swap(*arguments)
+        move(*arguments)
 
-    store.swap = slow  # type: ignore[method-assign]
+    transfer.move = slow  # type: ignore[method-assign]
 
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_the_same_as_on_the_device_and_tells_of_hot_rows_and_stages(tmp_path: Path) -> None:
+def test_a_run_is_the_same_as_on_the_device_and_reports_hot_rows_and_stages(tmp_path: Path) -> None:
     whole = run_training(tmp_path / "whole", strategy="device")
     cached = run_training(tmp_path / "cached", strategy="heca", cache={"size": 3000}, heca={"sample": 0.2, "hot": 4})
     assert measured(cached) == measured(whole)
-    told = cached.summary["strategy_outcome"]
-    assert 0 < told["hot_rows"] <= 1500
-    assert 0.1 < told["hot_share_of_accesses"] < 1
-    assert set(told["stages_ms"]) == {"loader", "collector", "trainer", "wall"}
-    assert all(ms > 0 for ms in told["stages_ms"].values())
-    assert "stale_share" not in told
+    outcome = cached.summary["strategy_outcome"]
+    assert 0 < outcome["hot_rows"] <= 1500
+    assert 0.1 < outcome["hot_share_of_accesses"] < 1
+    assert set(outcome["stages_ms"]) == {"loader", "collector", "trainer", "wall"}
+    assert all(ms > 0 for ms in outcome["stages_ms"].values())
+    assert "stale_share" not in outcome
     assert evaluate_run(cached.directory)["test"] == cached.summary["test"]
 
 
-def test_a_stale_run_tells_its_share_of_stale_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stale_run_reports_its_share_of_stale_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished = run_training(tmp_path / "run", strategy="heca", cache={"size": 3000}, heca={"consistency": "stale"})
-    told = finished.summary["strategy_outcome"]
-    assert 0.01 < told["stale_share"] < 0.9
-    assert told["stale_reads"] == round(told["stale_share"] * told["reads"])
+    outcome = finished.summary["strategy_outcome"]
+    assert 0.01 < outcome["stale_share"] < 0.9
+    assert outcome["stale_reads"] == round(outcome["stale_share"] * outcome["reads"])
     show_run(finished)
-    assert f"{told['stale_share']:.1%} of" in capsys.readouterr().out
+    assert f"{outcome['stale_share']:.1%} of" in capsys.readouterr().out

@@ -1,10 +1,14 @@
-"""Run files: every key is known or refused, in words."""
+"""Run files: an unknown key or a wrong value is an error that says what is allowed."""
 
 from pathlib import Path
 
 import pytest
 
-from hotrows.train.config import RunConfig, from_dict, read_run
+from hotrows.strategies import STRATEGIES
+from hotrows.strategies.freqcache import FreqCacheOptions
+from hotrows.strategies.heca import HecaOptions
+from hotrows.train.config import RunConfig, read_run
+from hotrows.train.run import strategy_of
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -36,7 +40,23 @@ def test_sections_become_dataclasses(tmp_path: Path) -> None:
     assert config.cache.size == 500
     assert config.cache.depth == 4
     assert config.optimizer.arguments() == {"lr": 1.0, "betas": (0.8, 0.9)}
-    assert from_dict(RunConfig, config.to_json(), "again") == config
+    assert RunConfig.from_dict(config.to_json(), "again") == config
+
+
+def test_sections_of_strategies_become_their_options(tmp_path: Path) -> None:
+    config = read_run(write(tmp_path, 'strategy = "heca"\n[heca]\nhot = 12\n[freqcache]\nbuffer_rows = 100'))
+    assert config.options == {"heca": HecaOptions(hot=12), "freqcache": FreqCacheOptions(buffer_rows=100)}
+    content = config.to_json()
+    assert content["heca"]["hot"] == 12
+    assert content["freqcache"]["buffer_rows"] == 100
+    assert RunConfig.from_dict(content, "again") == config
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_a_strategy_gets_its_own_options_and_no_others(strategy: str) -> None:
+    """The setting `device` of a run has the name of a strategy, and must not be taken for its options."""
+    made = strategy_of(RunConfig(strategy=strategy, device="cpu"))
+    assert made.options == STRATEGIES[strategy].options_type()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +70,7 @@ def test_sections_become_dataclasses(tmp_path: Path) -> None:
         ("data = ", "this is not TOML"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_run_files(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_run(write(tmp_path, text))
 
@@ -65,11 +85,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     [
         ({}, "data: name a prepared directory"),
         ({"data": "x", "train": {"batch_size": 0}}, "train.batch_size is 0, it must be 1 or more"),
+        ({"data": "x", "train": {"max_steps": 0}}, "train.max_steps is 0, it must be 1 or more"),
+        ({"data": "x", "train": {"eval_every": 0}}, "train.eval_every is 0, it must be 1 or more"),
         ({"data": "x", "train": {"precision": "fp8"}}, "train.precision is 'fp8': known are fp32, tf32, bf16"),
         ({"data": "x", "schedule": {"decay": "exp"}}, "schedule.decay is 'exp'"),
         ({"data": "x", "dense_optimizer": {"name": "lion"}}, "dense_optimizer.name is 'lion'"),
     ],
 )
-def test_runs_that_cannot_be(content: dict[str, object], message: str) -> None:
+def test_bad_settings(content: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        from_dict(RunConfig, content, "test").check()
+        RunConfig.from_dict(content, "test").check()

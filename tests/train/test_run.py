@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from hotrows.batch import Batch
 from hotrows.models import MODELS
 from hotrows.strategies import STRATEGIES
-from hotrows.train.config import RunConfig, from_dict
+from hotrows.train.config import RunConfig
 from hotrows.train.run import Run, evaluate_run, run
+from hotrows.train.trainer import pinned
 
 DATA = "synthetic:criteo-kaggle?scale=0.001&samples=6000&seed=3"
 
@@ -27,7 +29,7 @@ def train(out: Path, trace: bool = False, **changes: Any) -> Run:
     }
     for key, value in changes.items():
         content[key] = {**content.get(key, {}), **value} if isinstance(value, dict) else value
-    return run(from_dict(RunConfig, content, "test"), trace=trace, progress=False)
+    return run(RunConfig.from_dict(content, "test"), trace=trace, progress=False)
 
 
 def measured(finished: Run) -> dict[str, Any]:
@@ -48,9 +50,9 @@ def test_the_same_in_every_digit_whatever_the_cache(tmp_path: Path, optimizer: s
 def test_every_strategy_with_a_cache_gives_the_same(
     tmp_path: Path, strategy: str, dense: str, device: torch.device
 ) -> None:
-    """Steps of some are replayed on a GPU, of others they are not.
+    """On a GPU, the steps of some strategies are replayed from graphs and those of others are not.
 
-    `host` is not among them: on a GPU machine its rows are updated by another processor.
+    `host` is left out, because on a GPU machine its rows are updated by another processor.
     """
     changes: dict[str, Any] = {"dense_optimizer": {"name": dense, "lr": 0.01}, "device": device.type}
     whole = train(tmp_path / "whole", strategy="device", **changes)
@@ -69,7 +71,7 @@ def test_every_model_trains_and_is_the_same_in_a_cache(tmp_path: Path, model: st
     assert whole.summary["test"]["auc"] > 0.55
 
 
-def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
+def test_the_files_of_a_run(tmp_path: Path) -> None:
     finished = train(tmp_path / "run", trace=True, train={"eval_every": 10})
     directory = finished.directory
     names = {path.name for path in directory.iterdir()}
@@ -101,6 +103,17 @@ def test_a_run_can_be_evaluated_again(tmp_path: Path) -> None:
         evaluate_run(tmp_path)
 
 
+def test_a_run_is_evaluated_in_its_own_precision(tmp_path: Path) -> None:
+    directory = train(tmp_path / "run").directory
+    config = json.loads((directory / "config.json").read_text())
+    in_fp32 = evaluate_run(directory)["test"]
+    config["train"]["precision"] = "bf16"  # training in bf16 needs a GPU, evaluating does not
+    (directory / "config.json").write_text(json.dumps(config))
+    in_bf16 = evaluate_run(directory)["test"]
+    assert in_bf16["logloss"] != in_fp32["logloss"]
+    assert in_bf16["logloss"] == pytest.approx(in_fp32["logloss"], rel=0.01)
+
+
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"train": {"shuffle": True, "epochs": 2}}
     first, second = train(tmp_path / "a", **changes), train(tmp_path / "b", **changes)
@@ -130,6 +143,41 @@ def test_ctrl_c_ends_cleanly_with_everything_flushed(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Trainer, "_step", step)
     shorter = train(tmp_path / "shorter", train={"max_steps": 7})
     assert evaluate_run(finished.directory)["test"] == shorter.summary["test"]
+
+
+def test_an_error_in_training_ends_the_observers_and_the_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hotrows.graphs.training_step import GraphedStep
+    from hotrows.train.observers import MetricsFile
+    from hotrows.train.trainer import Trainer
+
+    ended: list[str] = []
+    monkeypatch.setattr(GraphedStep, "close", lambda _: ended.append("graphs"))
+    monkeypatch.setattr(MetricsFile, "end", lambda _: ended.append("observers"))
+    train(tmp_path / "whole")
+    assert ended == ["graphs", "observers"]
+
+    def failing(self: Trainer, batch: Any) -> Any:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(Trainer, "_step", failing)
+    with pytest.raises(RuntimeError, match="out of order"):
+        train(tmp_path / "failing")
+    assert ended == ["graphs", "observers"] * 2
+
+
+def test_batches_that_are_on_the_device_are_not_pinned() -> None:
+    """Only host memory can be pinned. `synthetic:…&device=cuda` makes batches on the GPU."""
+    on_device = Batch(*(torch.empty(3, 2, device="meta", dtype=dtype) for dtype in (None, torch.int64, None)))
+    assert pinned(on_device) is on_device
+
+
+@pytest.mark.gpu
+def test_data_that_is_made_on_the_gpu(tmp_path: Path) -> None:
+    on_gpu = train(tmp_path / "gpu", data=f"{DATA}&device=cuda", device="cuda")
+    on_cpu = train(tmp_path / "cpu", device="cuda")
+    assert measured(on_gpu) == measured(on_cpu)
 
 
 def test_learning_rates_follow_the_schedule(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`hotrows doctor`: what this machine has, and which parts of it hotrows will use."""
+"""`hotrows doctor`: the hardware and packages of this machine, and which of them hotrows will use."""
 
 import importlib.metadata
 import os

@@ -37,9 +37,7 @@ def prepare(
     valid: Annotated[float, typer.Option(help="Share of the samples for validation.")] = DEFAULTS.valid,
     test: Annotated[float, typer.Option(help="Share of the samples for the test.")] = DEFAULTS.test,
     seed: Annotated[int, typer.Option(help="Seed of a random split.")] = DEFAULTS.seed,
-    engine: Annotated[
-        str, typer.Option(help="duckdb, or spark for logs that outgrow one machine.")
-    ] = DEFAULTS.engine,
+    engine: Annotated[str, typer.Option(help="duckdb, or spark for logs that outgrow one machine.")] = DEFAULTS.engine,
     memory_limit: Annotated[
         str, typer.Option(help="Memory the engine may take; the rest goes to disk.")
     ] = DEFAULTS.memory_limit,
@@ -102,7 +100,9 @@ def train(
     strategy: Annotated[str | None, typer.Option(help="How rows get to the device.")] = None,
     cache: Annotated[str | None, typer.Option(help="Rows on the device: 500000, 1.5% or 2GB.")] = None,
     policy: Annotated[str | None, typer.Option(help="Which rows stay: lookahead, lru, lfu, frequency, random.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="Optimizer of the rows: sgd, adagrad, row-wise-adagrad, adam.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Optimizer of the rows: sgd, adagrad, row-wise-adagrad, adam.")
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the rows and of the dense part.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training split.")] = None,

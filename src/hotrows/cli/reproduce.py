@@ -1,4 +1,4 @@
-"""`hotrows reproduce`: a paper's figures, run again, with ours beside the published values."""
+"""`hotrows reproduce`: measures the figures of a paper again, and shows ours beside the published values."""
 
 import json
 from pathlib import Path
@@ -37,9 +37,9 @@ def reproduce(
         bool, typer.Option("--json", help="Print one JSON object as the last line, for machines.")
     ] = False,
 ) -> None:
-    """Run a paper's experiments again: a table beside the published values, a CSV and a plot per figure.
+    """Run a paper's experiments again. Each figure gets a table with the published values, a CSV and a plot.
 
-    The exit code is 1 if a figure does not show what it must. On a CPU speeds are printed and not judged. Ctrl-C keeps
+    The exit code is 1 if a figure does not show what it must. On a CPU, speeds are printed and not judged. Ctrl-C keeps
     finished figures, and the passes that are complete.
     """
     from hotrows.reproduce import PAPERS
@@ -109,13 +109,16 @@ def _show(experiment: "Experiment", bench: "Bench", result: "Result", directory:
     from rich.console import Console
     from rich.table import Table
 
-    # In a log file a table must not be cut off at the width of a terminal.
+    # In a log file, a table must not be cut off at the width of a terminal.
     console = Console(highlight=False)
     wide = console if console.is_terminal else Console(highlight=False, width=200)
     print_line = wide.print
     print_line(f"\n[bold]{experiment.title}[/bold]")
     settings = ", ".join(f"{key} {value}" for key, value in result.settings.items())
-    print_line(f"{bench.scale.name} scale, {experiment.sizes(bench)}" + (f"; {settings}" if settings else ""), style="bright_black")
+    print_line(
+        f"{bench.scale.name} scale, {experiment.sizes(bench)}" + (f"; {settings}" if settings else ""),
+        style="bright_black",
+    )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in result.columns:
         words = any(isinstance(row[column.key], str) for row in result.rows)

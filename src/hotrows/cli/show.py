@@ -1,4 +1,4 @@
-"""What people see: progress bars, tables, and where results were written."""
+"""The program's output for people: progress bars, tables, and where results were written."""
 
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Shows a bar for each named step of long work. Call it with a step's name and the share of it that is done."""
+    """Shows a bar for each named step of long work. It is called with a step's name and the share that is done."""
 
     def __init__(self) -> None:
         self._progress = Progress(

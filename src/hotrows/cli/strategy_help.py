@@ -23,7 +23,7 @@ class TrainCommand(typer.core.TyperCommand):
 
 
 def show_strategies() -> None:
-    """Print every strategy with its settings, as they stand in a run file."""
+    """Print every strategy, and its settings in the form of a run file."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -48,5 +48,5 @@ def show_strategies() -> None:
 
 
 def _toml(value: Any) -> str:
-    """A default as a run file would have it. TOML has no null: a setting without a default is left out there."""
+    """A default in the syntax of a run file. TOML has no null, so a run file leaves out a setting that is None."""
     return "(unset)" if value is None else json.dumps(value, ensure_ascii=False)

@@ -100,8 +100,8 @@ class PreparedDataSet:
         found, expected = sum(row_group.num_rows for row_group in row_groups), self._num_samples[split]
         if found != expected:
             raise ValueError(
-                f"{self.directory}: the shards of {split!r} have {found:,} samples, its {DESCRIPTION} says {expected:,}; "
-                "prepare the data again"
+                f"{self.directory}: the shards of {split!r} have {found:,} samples, its {DESCRIPTION} says "
+                f"{expected:,}; prepare the data again"
             )
         return row_groups
 

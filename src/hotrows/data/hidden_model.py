@@ -47,7 +47,7 @@ class HiddenModel:
         return score.add_((second[:, self._left] * second[:, self._right]).sum(dim=1) >> 1)
 
     def calibrate(self, scores: Tensor, click_rate: float) -> None:
-        """Fix the logit of a score: the logits get the standard deviation SPREAD, and this share of samples is clicked."""
+        """Fix the logit of a score: logits get the standard deviation SPREAD, and `click_rate` is the mean label."""
         x = scores.cpu().numpy().astype(np.float64)
         self._gain = SPREAD / float(x.std())
         low, high = -20.0 - self._gain * float(x.max()), 20.0 - self._gain * float(x.min())

@@ -30,7 +30,7 @@ class ResumableLoader(ABC):
         """The batches of an epoch from batch `first` on."""
 
     def _identity(self) -> dict[str, Any]:
-        """The settings that determine the batches: a state is valid only for a loader with equal ones."""
+        """The settings that decide the batches. A state is valid only for a loader with equal settings."""
         share = self.share
         return {
             "num_samples": share.num_samples,

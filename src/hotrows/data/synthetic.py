@@ -1,7 +1,7 @@
 """Synthetic click logs of the papers' shapes: every sample is a function of the seed and its number.
 
-So splits, ranks, batch sizes and resuming need no bookkeeping, and no sample is ever stored. All arithmetic is in whole
-numbers: a CPU and a GPU make the same samples, bit for bit.
+So splits, ranks, batch sizes and resuming need no bookkeeping, and no sample is ever stored. All arithmetic is in
+integers, so a CPU and a GPU make the same samples, bit for bit.
 """
 
 import itertools
@@ -32,8 +32,8 @@ from hotrows.stores.init import GOLDEN, table_key
 PREFIX = "synthetic:"
 _PARAMETERS: dict[str, type] = {"samples": int, "seed": int, "scale": float, "drift": float, "device": str}
 _KEPT_ROWS = 10
-_WITHIN_BITS = 20  # how finely a place within a quantile is drawn
-_TILE = 512  # samples made at a time on a CPU: fits its cache, and is too small for torch to start threads for
+_WITHIN_BITS = 20  # the position within a quantile is drawn with this many bits
+_TILE = 512  # on a CPU, this many samples at a time fit its cache, and are too few for torch to start threads
 _SAMPLES_AHEAD = 8192
 _CALIBRATED_ON = 32_768
 
@@ -61,10 +61,10 @@ class SyntheticDataSet:
 
     Args:
         shape: a name in SHAPES: the columns, the sizes of the tables, and how skewed the lookups in each are.
-        samples: of all splits together, by default as many as the log has. The last day is half valid, half test.
-        scale: shrinks the tables to this share of their rows, but for the first 10 rows of each.
-        drift: the share of ids, often used and rarely used ones alike, that change places each day.
-        device: where samples are made; a GPU makes them much faster than a CPU.
+        samples: the samples of all splits, by default as many as the log has. Half of the last day is valid, half test.
+        scale: shrinks the tables to this share of their rows, but not below 10 rows.
+        drift: the share of ids, frequent and rare ones, that exchange their popularity with others each day.
+        device: the device that makes the samples. A GPU is much faster than a CPU, and its batches stay on it.
 
     Labels come from a hidden model (`HiddenModel`).
     """
@@ -107,7 +107,7 @@ class SyntheticDataSet:
         return self._generator(numbers + self._first[_known_split(split)])
 
     def click_probability(self, split: str, numbers: Tensor) -> Tensor:
-        """The probability with which the label of each sample was drawn, float64 [B]: no model can know more."""
+        """The probability with which the label of each sample was drawn, float64 [B]. No model can predict better."""
         return self._generator.click_probability(numbers + self._first[_known_split(split)])
 
     def loader(
@@ -144,15 +144,15 @@ class SyntheticDataSet:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What must be the same for two data sets to have the same samples."""
+        """The settings that decide the samples: two data sets with equal ones have the same samples."""
         return dict(self._key)
 
 
 class SyntheticLoader(ResumableLoader):
-    """Batches of a synthetic split. On a CPU a thread makes them ahead; on a GPU they are made when they are asked for.
+    """Batches of a synthetic split. On a CPU a thread makes them ahead; on a GPU they are made when they are read.
 
-    Shuffled, the numbers of the samples are permuted by n → (a·n + b) mod N, with a and b drawn from (seed, epoch): as
-    samples do not depend on their neighbours, this is as good as any other order.
+    Shuffling permutes the numbers of the samples by n → (a·n + b) mod N, with a and b drawn from (seed, epoch).
+    Samples do not depend on their neighbors, so this is as good as any other order.
     """
 
     def __init__(self, dataset: SyntheticDataSet, split: str, share: Share, *, shuffle: bool, seed: int) -> None:
@@ -164,8 +164,8 @@ class SyntheticLoader(ResumableLoader):
         return {**super()._identity(), **self._dataset.identity, "split": self._split}
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        together = max(1, _SAMPLES_AHEAD // self.share.batch_size)
-        runs = (range(i, min(i + together, len(self))) for i in range(first, len(self), together))
+        num = max(1, _SAMPLES_AHEAD // self.share.batch_size)  # batches that are made at once
+        runs = (range(i, min(i + num, len(self))) for i in range(first, len(self), num))
         make = partial(self._make, self._permutation(epoch))
         ahead = self._dataset.device.type == "cpu"
         for made in read_ahead(make, runs, threads=1) if ahead else map(make, runs):
@@ -198,7 +198,7 @@ class SyntheticLoader(ResumableLoader):
 
 @dataclass(frozen=True)
 class _Days:
-    """Equally long days, one after the other over all splits."""
+    """Days of equal length, one after the other over all splits."""
 
     num_days: int
     num_samples: int
@@ -260,14 +260,14 @@ class _Generator:
         return torch.cat([self._model.score(*self._draw(tile)[1:3]) for tile in tiles])
 
     def _draw(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Dense values, ids, the quantiles [B, number of dense features] of the dense values and [B] of the noise."""
+        """Dense values, ids, the quantiles of the dense values [B, number of dense features] and of the noise [B]."""
         counter = numbers.unsqueeze(1) * self._columns.numel() + (self._columns + self._key)
         bits = mix(counter * GOLDEN)
         quantile = bits >> (64 - QUANTILE_BITS) & (NUM_QUANTILES - 1)
         features = slice(self._num_features)
-        place = quantile[:, features] + self._table_start[: self._num_features]
+        index = quantile[:, features] + self._table_start[: self._num_features]
         within = bits[:, features] >> 8 & ((1 << _WITHIN_BITS) - 1)
-        ids = (self._low.take(place) + (self._width.take(place) * within >> _WITHIN_BITS)) >> POINT_BITS
+        ids = (self._low.take(index) + (self._width.take(index) * within >> _WITHIN_BITS)) >> POINT_BITS
         ids = self._drift(ids, self._days(numbers))
         which = quantile[:, self._num_features : -1] + self._table_start[: self._num_dense]
         return self._dense.take(which), ids, which, quantile[:, -1]

@@ -1,84 +1,85 @@
-"""Steps of PyTorch's fused optimizers, computed by `ops.dense_step`: a launch that fills the device.
+"""Steps of PyTorch's fused optimizers, computed by `dense.dense_optimizer`, which fills the device with one launch.
 
-The optimizers stay as they are, with their hooks, groups and states: only the operation that their step comes down to
-is another.
+An optimizer stays as it is, with its hooks, groups and state. Only the fused operator at the end of its step is
+replaced, by `runtime.cuda_private.replace_fused_steps`; with private calls switched off, it is not.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+import weakref
+from contextlib import AbstractContextManager, ContextDecorator, nullcontext
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from hotrows.dense import dense_optimizer
 from hotrows.dense.dense_optimizer import has_kernel
+from hotrows.runtime.cuda_private import replace_fused_steps
 
 
-class _Thread(threading.local):
-    """What belongs to a thread, as the stack of modes does."""
+class _ThreadState(threading.local):
+    """PyTorch has a stack of dispatch modes for each thread, so this belongs to a thread too."""
 
     def __init__(self) -> None:
-        self.depth = 0  # of `dense_steps`
-        self.entered: list[AbstractContextManager[object]] = []  # for steps that are being taken
+        self.entered: list[AbstractContextManager[object]] = []  # replacements for the steps that are being taken
+        self.outer: list[int] = []  # how many of them there were when the override was entered
 
 
-_thread = _Thread()
+class OptimizerOverride(ContextDecorator):
+    """While entered, the fused steps of the given optimizers are computed by `dense_optimizer` if it has a kernel.
 
-
-@contextmanager
-def optimizer_override() -> Iterator[None]:
-    """Meanwhile, steps of fused optimizers with a rate on the device are computed by `ops.dense_step`, if they can be.
-
-    That is: steps that this thread takes. Called with a function it gives that function, run so.
+    That holds for steps taken by the thread that has entered it. Called with a function, it returns that function,
+    which then runs inside. The optimizers have hooks from now until `close`; nothing global is changed.
     """
-    _register()
-    num_entered = len(_thread.entered)
-    _thread.depth += 1
-    try:
-        yield
-    finally:
-        _thread.depth -= 1
-        while len(_thread.entered) > num_entered:  # a step has raised
-            _leave()
 
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self._thread = _ThreadState()
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._handles: list[RemovableHandle] = []
+        for optimizer in optimizers:
+            self.add(optimizer)
 
-@cache
-def _register() -> None:
-    """Once and for all: other threads may be walking over the hooks."""
-    register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(_after_step)
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """Compute the steps of this optimizer too, from its next step on."""
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
+    def close(self) -> None:
+        """Remove the hooks from all optimizers."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._optimizers.clear()
 
-def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling() or _thread.depth == 0:
-        return
-    is_fused = any(group.get("fused") for group in optimizer.param_groups)
-    mode: AbstractContextManager[object] = _OwnSteps() if is_fused else nullcontext()  # type: ignore[no-untyped-call]
-    mode.__enter__()
-    _thread.entered.append(mode)
+    def __enter__(self) -> "OptimizerOverride":
+        self._thread.outer.append(len(self._thread.entered))
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        num_entered = self._thread.outer.pop()
+        while len(self._thread.entered) > num_entered:  # a step has raised, so its hook after the step was not called
+            self._leave()
 
-def _after_step(*_: Any) -> None:
-    if not torch.compiler.is_compiling() and _thread.depth > 0:
-        _leave()
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling() or not self._thread.outer:
+            return
+        is_fused = any(group.get("fused") for group in optimizer.param_groups)
+        replacement = replace_fused_steps(sgd=_sgd, adam=_adam, adamw=_adamw) if is_fused else nullcontext()
+        replacement.__enter__()
+        self._thread.entered.append(replacement)
 
+    def _after_step(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling() and self._thread.outer:
+            self._leave()
 
-def _leave() -> None:
-    _thread.entered.pop().__exit__(None, None, None)
-
-
-class _OwnSteps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        own = _OWN.get(func)
-        if own is not None and own(*args, **kwargs):
-            return None
-        return func(*args, **kwargs)
+    def _leave(self) -> None:
+        self._thread.entered.pop().__exit__(None, None, None)
 
 
 def _sgd(
@@ -91,7 +92,7 @@ def _sgd(
     found_inf: Tensor | None = None,
     **numbers: Any,
 ) -> bool:
-    """Take the step, or say that it must be left to PyTorch."""
+    """Take a step of `torch.optim.SGD`. False if PyTorch has to take it."""
     if grad_scale is not None or found_inf is not None or not has_kernel(lr, [], params, grads, buffers):
         return False
     dense_optimizer.sgd(params, grads, buffers, lr, **numbers)
@@ -113,7 +114,7 @@ def _adam(
     decoupled: bool = False,
     **numbers: Any,
 ) -> bool:
-    """The same."""
+    """Take a step of `torch.optim.Adam`. False if PyTorch has to take it."""
     if grad_scale is not None or found_inf is not None or amsgrad:
         return False
     if not has_kernel(lr, steps, params, grads, means, squares):
@@ -123,11 +124,5 @@ def _adam(
 
 
 def _adamw(*tensors: list[Tensor], **numbers: Any) -> bool:
+    """Take a step of `torch.optim.AdamW`. False if PyTorch has to take it."""
     return _adam(*tensors, **numbers, decoupled=True)
-
-
-_OWN: dict[Any, Callable[..., bool]] = {
-    torch.ops.aten._fused_sgd_.tensor_lr: _sgd,
-    torch.ops.aten._fused_adam_.tensor_lr: _adam,
-    torch.ops.aten._fused_adamw_.tensor_lr: _adamw,
-}

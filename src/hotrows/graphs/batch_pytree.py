@@ -1,15 +1,35 @@
-"""Batches taken apart into tensors, and put together again."""
+"""Batches, and what a step returns, as flat lists of their values, and back."""
 
 import dataclasses
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch.utils import _pytree as pytree  # Python code that has no public name yet
+
+
+class _Fields(NamedTuple):
+    """The structure of a dataclass."""
+
+    kind: type
+    names: tuple[str, ...]
+    structure: Any  # of the list of the fields' values
+
+
+class _WithDataclasses(NamedTuple):
+    """A structure that has dataclasses inside."""
+
+    outer: Any  # with each dataclass as one value
+    parts: tuple[tuple[_Fields | None, int], ...]  # of each of its values: the dataclass, and how many leaves it has
 
 
 def flatten_batch(batch: Any) -> tuple[list[Any], Any]:
-    """Tensors and other values of a batch, and its form."""
+    """The tensors and other values of a batch, and its structure, from which `unflatten_batch` builds it again.
+
+    A dataclass is taken apart here, and not registered with PyTorch's pytree: that would change what other users of
+    the pytree do with it, as long as the process lives.
+    """
     kind = type(batch)
     if isinstance(batch, tuple):
         for part in batch:
@@ -19,40 +39,74 @@ def flatten_batch(batch: Any) -> tuple[list[Any], Any]:
             return list(batch), kind
     if isinstance(batch, Tensor):
         return [batch], Tensor
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type) and kind not in pytree.SUPPORTED_NODES:
-        names = [field.name for field in dataclasses.fields(batch)]
-        pytree.register_pytree_node(
-            kind,
-            lambda value: ([getattr(value, name) for name in names], None),
-            lambda values, _: kind(**dict(zip(names, values, strict=True))),
-        )
-    return pytree.tree_flatten(batch)
+    names = _field_names(kind)
+    if names is not None:
+        leaves, structure = flatten_batch([getattr(batch, name) for name in names])
+        return leaves, _Fields(kind, names, structure)
+    leaves, structure = pytree.tree_flatten(batch)
+    for leaf in leaves:
+        if _field_names(type(leaf)) is not None:
+            return _flatten_dataclasses(leaves, structure)
+    return leaves, structure
 
 
-def unflatten_batch(leaves: list[Any], form: Any) -> Any:
-    if form is Tensor:
+def unflatten_batch(leaves: list[Any], structure: Any) -> Any:
+    """A batch of the given structure with these values."""
+    if structure is Tensor:
         return leaves[0]
-    if isinstance(form, type):
-        return form._make(leaves) if hasattr(form, "_make") else form(leaves)
-    return pytree.tree_unflatten(leaves, form)
+    if isinstance(structure, type):
+        return structure._make(leaves) if hasattr(structure, "_make") else structure(leaves)
+    if isinstance(structure, _Fields):
+        values = unflatten_batch(leaves, structure.structure)
+        return structure.kind(**dict(zip(structure.names, values, strict=True)))
+    if isinstance(structure, _WithDataclasses):
+        values, start = [], 0
+        for fields, num_leaves in structure.parts:
+            part = leaves[start : start + num_leaves]
+            values.append(part[0] if fields is None else unflatten_batch(part, fields))
+            start += num_leaves
+        return pytree.tree_unflatten(values, structure.outer)
+    return pytree.tree_unflatten(leaves, structure)
+
+
+def _flatten_dataclasses(values: list[Any], outer: Any) -> tuple[list[Any], _WithDataclasses]:
+    leaves: list[Any] = []
+    parts: list[tuple[_Fields | None, int]] = []
+    for value in values:
+        if _field_names(type(value)) is None:
+            leaves.append(value)
+            parts.append((None, 1))
+        else:
+            inner, fields = flatten_batch(value)
+            leaves += inner
+            parts.append((fields, len(inner)))
+    return leaves, _WithDataclasses(outer, tuple(parts))
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass. None for other types, and for a dataclass that the user has registered as a pytree."""
+    if not dataclasses.is_dataclass(kind) or kind in pytree.SUPPORTED_NODES:
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 class LeafTypes:
-    """Of what kind each value of a batch is: a tensor of one shape and type, or a value of its own."""
+    """What each value of a batch is: a tensor of one shape and dtype, or a constant."""
 
     def __init__(self, leaves: list[Any]) -> None:
-        self._kinds: list[tuple[torch.Size | None, Any]] = [
+        self._types: list[tuple[torch.Size | None, Any]] = [
             (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else (None, leaf) for leaf in leaves
         ]
 
-    def are_of(self, leaves: list[Any]) -> bool:
-        """Whether these values are of the same kinds."""
-        if len(leaves) != len(self._kinds):
+    def match(self, leaves: list[Any]) -> bool:
+        """True if these values have the same shapes and dtypes, and the same constants."""
+        if len(leaves) != len(self._types):
             return False
-        for leaf, (shape, other) in zip(leaves, self._kinds, strict=True):
+        for leaf, (shape, dtype_or_constant) in zip(leaves, self._types, strict=True):
             if isinstance(leaf, Tensor):
-                if leaf.dtype is not other or leaf.shape != shape:
+                if leaf.dtype is not dtype_or_constant or leaf.shape != shape:
                     return False
-            elif shape is not None or not bool(leaf == other):
+            elif shape is not None or not bool(leaf == dtype_or_constant):
                 return False
         return True

@@ -1,11 +1,11 @@
-"""Optimizers of the dense part in a recorded step: which there are, and whether they still are as they were recorded.
+"""Dense optimizers in a captured step: how they are made capturable and restored, and whether they have changed.
 
-A recording reads and writes the tensors that were there when it was made, and numbers as they were then. A learning
-rate may change because it becomes a tensor; whatever else changes makes the recording worthless.
+A captured step reads and writes the tensors that were there at the capture, and uses numbers as they were then. A
+learning rate may change if it is a tensor on the device. After any other change the step must be captured again.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter, is_
 from pathlib import Path
@@ -18,21 +18,32 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hotrows.optim import RowOptimizer
 
 CAPTURABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+ADAPTED = {"fused": True, "foreach": False, "capturable": True}  # settings of an adapted parameter group
 
 
 class CannotCaptureError(Exception):
-    """Says why a step stays as it is."""
+    """Says why a step is not captured."""
 
 
 @contextmanager
-def observe_optimizers() -> Iterator[tuple[dict[int, torch.optim.Optimizer], list[str]]]:
-    """Which optimizers take a step meanwhile, and where the host waits for the device."""
+def observe_optimizers(
+    before_step: Callable[[torch.optim.Optimizer], None],
+) -> Iterator[tuple[dict[int, torch.optim.Optimizer], list[str]]]:
+    """Note which optimizers take a step inside, by their id, and where the host waits for the device.
+
+    The hook, the debug mode and the filter of warnings that this needs belong to the whole process. They are gone when
+    the block ends.
+
+    Args:
+        before_step: called with an optimizer before each step that it takes inside.
+    """
     found: dict[int, torch.optim.Optimizer] = {}
     waits: list[str] = []
 
     def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not isinstance(optimizer, RowOptimizer):
             found[id(optimizer)] = optimizer
+            before_step(optimizer)
 
     handle = register_optimizer_step_pre_hook(note)
     mode = torch.cuda.get_sync_debug_mode()
@@ -44,57 +55,172 @@ def observe_optimizers() -> Iterator[tuple[dict[int, torch.optim.Optimizer], lis
         for warning in caught:
             if "synchronizing CUDA operation" in str(warning.message):
                 waits.append(f"{Path(warning.filename).name}:{warning.lineno}")
-            elif "Synchronization debug mode" not in str(warning.message):
+            elif not any(text in str(warning.message) for text in _CAUSED_HERE):
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     finally:
         torch.cuda.set_sync_debug_mode(mode)
         handle.remove()
 
 
-class DenseOptimizers:
-    """Those that take a step in every call of a training step."""
+# Warnings of PyTorch that hotrows causes: the debug mode is a prototype, and an adapted optimizer takes eager steps.
+_CAUSED_HERE = ("Synchronization debug mode", "constructed with capturable=True")
 
-    def __init__(self) -> None:
-        self._all: dict[int, torch.optim.Optimizer] | None = None
-        self._noted: list[_Noted] = []
+
+class DenseOptimizers:
+    """The optimizers that take a step in every call of a training step.
+
+    Args:
+        device_type: of the parameters.
+        adapts: make optimizers capturable; otherwise they must be so already.
+    """
+
+    def __init__(self, device_type: str, adapts: bool) -> None:
+        self._device_type = device_type
+        self._adapts = adapts
+        self._all: dict[int, AdaptedOptimizer] | None = None
+        self._snapshots: list[_Snapshot] = []
 
     def found(self, optimizers: dict[int, torch.optim.Optimizer]) -> None:
-        """These took a step in a call."""
-        if self._all is None:
-            for optimizer in optimizers.values():
-                make_capturable(optimizer)
-            self._all = optimizers
-        elif self._all.keys() != optimizers.keys():
+        """These optimizers took a step in a call. Raises `CannotCaptureError` if that cannot be captured."""
+        if self._all is not None and self._all.keys() != optimizers.keys():
             raise CannotCaptureError("not the same optimizers take a step in every call")
+        for optimizer in optimizers.values():
+            check_capturable(optimizer, self._device_type)
+            if not self._adapts:
+                _check_settings(optimizer)
+        if self._all is None:
+            self._all = {key: AdaptedOptimizer(optimizer, self._adapts) for key, optimizer in optimizers.items()}
+        for adapted in self._all.values():
+            adapted.adapt()
 
     def zero_grad(self) -> None:
-        for optimizer in (self._all or {}).values():
-            optimizer.zero_grad(set_to_none=True)
+        for adapted in (self._all or {}).values():
+            adapted.optimizer.zero_grad(set_to_none=True)
 
     def note(self) -> None:
-        """Remember how they are."""
-        self._noted = [_Noted(optimizer) for optimizer in (self._all or {}).values()]
+        """Note the state of the optimizers, for `are_unchanged`."""
+        self._snapshots = [_Snapshot(adapted) for adapted in (self._all or {}).values()]
 
     def rate_versions(self) -> list[int]:
-        return [rate._version for noted in self._noted for rate in noted.rates]
+        """How often each learning rate was changed in place."""
+        return [rate._version for snapshot in self._snapshots for rate in snapshot.rates]
 
-    def are_as_noted(self) -> bool:
-        """Whether what was recorded still holds. A learning rate set anew is put where a recording reads it."""
-        for noted in self._noted:  # noqa: SIM110  (takes longer)
-            if not noted.holds():
+    def are_unchanged(self) -> bool:
+        """True if what was captured still holds. A learning rate that was assigned is copied to the captured one."""
+        for snapshot in self._snapshots:  # noqa: SIM110  (a generator is slower)
+            if not snapshot.holds():
                 return False
         return True
 
+    def restore(self) -> None:
+        """Undo what adapting the optimizers has changed. Waits for the device."""
+        for adapted in (self._all or {}).values():
+            adapted.restore()
+        self._all, self._snapshots = {}, []
 
-class _Noted:
-    """An optimizer as it was: its groups and their numbers, its parameters and its state, by identity and address."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+class AdaptedOptimizer:
+    """An optimizer whose settings suit a capture, and what they were before.
+
+    Adapting sets `ADAPTED` in each parameter group and moves the learning rate and the step counts to the device.
+
+    Args:
+        adapts: False changes nothing.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, adapts: bool = True) -> None:
+        self.optimizer = optimizer
+        self.adapts = adapts
+        self._before: list[_GroupBefore] = []
+
+    def adapt(self) -> None:
+        """Adapt every parameter group; also groups that were added, or loaded with a state, since the last call."""
+        if not self.adapts:
+            return
+        for position, group in enumerate(self.optimizer.param_groups):
+            if position == len(self._before):
+                self._before.append(_GroupBefore(group))
+            group["fused"], group["foreach"] = ADAPTED["fused"], ADAPTED["foreach"]
+            if "capturable" in group:
+                group["capturable"] = ADAPTED["capturable"]
+            self._before[position].move_rate(group)
+            self._move_steps(group)
+
+    def assign_rate(self, position: int, rate: Tensor) -> None:
+        """The user has assigned a learning rate to a group: make it the value of the captured tensor."""
+        group = self.optimizer.param_groups[position]
+        self._before[position].note_assigned(group["lr"])
+        rate.fill_(group["lr"])
+        group["lr"] = rate
+
+    def restore(self) -> None:
+        """Give each group its own settings, with the present learning rate, and put step counts where these have them.
+
+        Settings that the user has changed since stay.
+        """
+        for group, before in zip(self.optimizer.param_groups, self._before, strict=False):
+            before.restore(group)
+            self._move_steps(group)
+        self._before = []
+
+    def _move_steps(self, group: dict[str, Any]) -> None:
+        """Put the step counts where PyTorch has them with the settings of this group."""
+        on_device = bool(group.get("fused") or group.get("capturable"))
+        is_double = not on_device and torch.get_default_dtype() == torch.float64
+        for param in group["params"]:
+            state = self.optimizer.state.get(param)
+            if state is not None and state.get("step") is not None:
+                steps = torch.as_tensor(state["step"], dtype=torch.float64 if is_double else torch.float32)
+                state["step"] = steps.to(param.device if on_device else "cpu")
+
+
+class _GroupBefore:
+    """The settings of a parameter group before it was adapted."""
+
+    def __init__(self, group: dict[str, Any]) -> None:
+        self._settings = {name: group[name] for name in ADAPTED if name in group}
+        self._rate: float | Tensor = group["lr"]
+        self._made: Tensor | None = None  # the rate on the device
+        self._assigned: float | None = None  # the number, in double precision, that was last copied to it
+
+    def move_rate(self, group: dict[str, Any]) -> None:
+        """Make the learning rate a tensor on the device of the parameters."""
+        rate = group["lr"]
+        device = group["params"][0].device if group["params"] else torch.device("cpu")
+        if not (isinstance(rate, Tensor) and rate.device == device):
+            self.note_assigned(rate)
+            group["lr"] = self._made = torch.as_tensor(rate, dtype=torch.float32).to(device, non_blocking=True)
+
+    def note_assigned(self, rate: float | Tensor) -> None:
+        self._assigned = None if isinstance(rate, Tensor) else float(rate)
+
+    def restore(self, group: dict[str, Any]) -> None:
+        for name, value in self._settings.items():
+            if group.get(name) == ADAPTED[name]:
+                group[name] = value
+        rate = group["lr"]
+        if not isinstance(rate, Tensor):
+            return
+        if not isinstance(self._rate, Tensor):
+            group["lr"] = self._exact(float(rate))
+        elif rate is self._made:
+            group["lr"] = self._rate.copy_(rate)
+
+    def _exact(self, rate: float) -> float:
+        """The number that was assigned, if the float32 on the device still is that number rounded."""
+        assigned = self._assigned
+        return rate if assigned is None or torch.tensor(assigned, dtype=torch.float32).item() != rate else assigned
+
+
+class _Snapshot:
+    """An optimizer at one time: its groups and their numbers, its parameters and its state, by identity and address."""
+
+    def __init__(self, adapted: AdaptedOptimizer) -> None:
+        self._adapted = adapted
+        optimizer = adapted.optimizer
         self._optimizer = optimizer
         self._state: dict[Tensor, dict[str, Any]] = optimizer.state
         self._groups = list(optimizer.param_groups)
-        for group in self._groups:
-            keep_rate_on_device(group)
         self.rates: list[Tensor] = [group["lr"] for group in self._groups]
         self._numbers = [_numbers(group) for group in self._groups]
         self._params = [_identities(group["params"]) for group in self._groups]
@@ -104,27 +230,31 @@ class _Noted:
             for param in group["params"]
             if param in self._state
         ]
-        # all there is: also kept so that nothing else gets the identity of a part
+        # All objects are kept alive, so that no new object can have the identity of an old one.
         self._objects, *self._facts = _everything(optimizer)
 
     def holds(self) -> bool:
-        """Asked at every step, so written for speed: nearly always it is untouched."""
+        """True if nothing has changed that a captured step depends on.
+
+        This is called before every step and written for speed: nearly always nothing has changed at all.
+        """
         objects, *facts = _everything(self._optimizer)
         noted = self._objects
         is_untouched = facts == self._facts and len(objects) == len(noted) and all(map(is_, objects, noted))
-        return is_untouched or self._holds_still()
+        return is_untouched or self._still_holds()
 
-    def _holds_still(self) -> bool:
-        """Whether what a recording needs still is there, though something has changed."""
+    def _still_holds(self) -> bool:
+        """True if what a captured step needs is there, although something has changed."""
         optimizer, groups = self._optimizer, self._optimizer.param_groups  # loading a state makes new ones
         if optimizer.state is not self._state or len(groups) != len(self._groups):
             return False
-        for group, noted, rate in zip(groups, self._groups, self.rates, strict=True):
+        for position, (group, noted, rate) in enumerate(zip(groups, self._groups, self.rates, strict=True)):
             if group is not noted:
                 return False
             if group["lr"] is not rate:
-                rate.fill_(group["lr"])
-                group["lr"] = rate
+                if not self._adapted.adapts:
+                    return False
+                self._adapted.assign_rate(position, rate)
         for group, numbers, params in zip(groups, self._numbers, self._params, strict=True):
             for name, number in numbers:
                 now = group.get(name)
@@ -142,7 +272,7 @@ class _Noted:
 
 
 def _everything(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any], list[int], list[bool]]:
-    """All objects that an optimizer consists of, and their names; where its parameters are, and whether they train."""
+    """All objects that an optimizer consists of, their names, the addresses of its parameters, and which of them train."""
     objects: list[Any] = [optimizer.state]
     names: list[Any] = []
     addresses: list[int] = []
@@ -167,39 +297,53 @@ _requires_grad = attrgetter("requires_grad")
 
 
 def _identities(params: list[Tensor]) -> tuple[list[int], list[int], list[bool]]:
-    """Which parameters, where, and whether they train."""
+    """Which parameters there are, their addresses, and which of them train."""
     return [id(p) for p in params], [p.data_ptr() for p in params], [p.requires_grad for p in params]
 
 
 def _numbers(group: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What a step reads; the rate is a tensor, and its first value a scheduler's."""
+    """The numbers that a step reads. The learning rate is a tensor, and a scheduler alone reads its first value."""
     kept = group.keys() - {"params", "initial_lr"}
     return [(name, group[name]) for name in kept if not isinstance(group[name], Tensor)]
 
 
-def make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer keep on the device what changes from step to step. Its implementation becomes the fused one."""
+def make_capturable(optimizer: torch.optim.Optimizer) -> AdaptedOptimizer:
+    """Adapt an optimizer to captures: PyTorch's fused implementation takes its steps, and their state is on the device.
+
+    Raises:
+        CannotCaptureError: it cannot be captured whatever its settings are. It is unchanged then.
+    """
+    check_capturable(optimizer, "cuda")
+    adapted = AdaptedOptimizer(optimizer)
+    adapted.adapt()
+    return adapted
+
+
+def check_capturable(optimizer: torch.optim.Optimizer, device_type: str) -> None:
+    """Raise `CannotCaptureError` if an optimizer cannot be made capturable."""
     name = type(optimizer).__name__
     if type(optimizer) not in CAPTURABLE:
         known = ", ".join(kind.__name__ for kind in CAPTURABLE)
-        raise CannotCaptureError(f"torch.optim.{name} cannot be recorded: use {known} for the dense part")
+        raise CannotCaptureError(f"torch.optim.{name} cannot be captured: use {known} for the dense part")
     for group in optimizer.param_groups:
         params = [param for param in group["params"] if param.requires_grad]
-        if any(not param.is_cuda or not param.is_floating_point() for param in params):
+        if any(param.device.type != device_type or not param.is_floating_point() for param in params):
             raise CannotCaptureError(f"{name} has parameters that are not on the device, or no floats")
-        group["fused"], group["foreach"] = True, False
-        if "capturable" in group:
-            group["capturable"] = True
-        keep_rate_on_device(group)
-        for param in params:
-            steps = optimizer.state[param].get("step") if param in optimizer.state else None
-            if steps is not None:
-                value = torch.as_tensor(steps, dtype=torch.float32)
-                optimizer.state[param]["step"] = value.to(param.device)
+        if any(param.grad is not None and param.grad.is_sparse for param in params):
+            raise CannotCaptureError(f"{name} has sparse gradients, which its fused implementation does not take")
+        if group.get("differentiable"):
+            raise CannotCaptureError(f"{name} is differentiable, which its fused implementation is not")
 
 
-def keep_rate_on_device(group: dict[str, Any]) -> None:
-    """Make a learning rate a tensor beside the parameters."""
-    device = group["params"][0].device if group["params"] else torch.device("cpu")
-    if not (isinstance(group["lr"], Tensor) and group["lr"].device == device):
-        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device, non_blocking=True)
+def _check_settings(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `CannotCaptureError` if an optimizer is not capturable with its settings."""
+    name = type(optimizer).__name__
+    for group in optimizer.param_groups:
+        device = group["params"][0].device if group["params"] else None
+        if not isinstance(group["lr"], Tensor) or device not in (None, group["lr"].device):
+            raise CannotCaptureError(
+                f"the learning rate of {name} is not a tensor on the device: make it one, or let "
+                "adapt_optimizers=True do so"
+            )
+        if not group.get("capturable", True):
+            raise CannotCaptureError(f"{name} is not capturable: pass capturable=True, or let adapt_optimizers=True do so")

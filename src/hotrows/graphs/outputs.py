@@ -1,60 +1,73 @@
-"""What a recorded step answers: in new memory at every replay, because the user may keep it."""
+"""What a captured step returns: in new memory at every replay, because the user may keep it.
+
+A graph writes to fixed memory. So a step's graph ends with kernels that copy each output to an address, which they read
+from pinned memory, and the host allocates the output and writes its address there before it replays the graph.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from hotrows.graphs.batch_pytree import flatten_batch, unflatten_batch
 from hotrows.graphs.capturable_optimizers import CannotCaptureError
 
-MOST = 64  # tensors
-SMALL = 512  # bytes of an answer of which many are made at once
-AT_ONCE = 64
+MAX_TENSORS = 64
+SMALL_BYTES = 512  # Outputs up to this size are allocated many at a time.
+NUM_AT_A_TIME = 64
 
 
 class GraphOutputs:
-    """Made before the step is recorded, because pinned memory cannot be made meanwhile."""
+    """The outputs of one captured step. Make it before the capture, during which no memory can be pinned."""
 
-    def __init__(self) -> None:
-        self._addresses = torch.zeros(MOST, 2, dtype=torch.int64, pin_memory=True)  # aligned to 16 bytes
-        self._write = self._addresses[:, 0].numpy()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        addresses = torch.zeros(MAX_TENSORS, 2, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._addresses = addresses  # each aligned to 16 bytes
+        self._write = addresses[:, 0].numpy()
         self._stream: torch.cuda.Stream | None = None
 
-    def record(self, answer: Any) -> None:
-        """Deliver the step's answer, a tensor or several, at this point of the recording."""
+    def capture(self, output: Any) -> None:
+        """Copy what the step has returned, a tensor or several, to memory of its own, at this point of the capture."""
         from hotrows.ops.write_to_address.kernel import write_to_address
 
-        parts, self._form = pytree.tree_flatten(answer)
-        self._parts = [part.detach() if isinstance(part, Tensor) else part for part in parts]
-        self._delivered = [
-            (place, part.contiguous())
-            for place, part in enumerate(self._parts)
-            if isinstance(part, Tensor) and part.is_cuda and part.numel() > 0
+        leaves, self._structure = flatten_batch(output)
+        self._leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._on_device = [
+            (position, leaf.contiguous())
+            for position, leaf in enumerate(self._leaves)
+            if isinstance(leaf, Tensor) and leaf.device.type == self._device.type and leaf.numel() > 0
         ]
         self._on_host = [
-            place for place, part in enumerate(self._parts) if isinstance(part, Tensor) and not part.is_cuda
+            position
+            for position, leaf in enumerate(self._leaves)
+            if isinstance(leaf, Tensor) and leaf.device.type != self._device.type
         ]
-        self._is_one = len(self._parts) == 1 and not self._form.num_children
-        if len(self._delivered) > MOST:
-            raise CannotCaptureError(f"it answers {len(self._delivered)} tensors, {MOST} at most are delivered")
-        for number, (_, part) in enumerate(self._delivered):
-            write_to_address(part, self._addresses[number, :1])
-        self._spare: list[list[Tensor]] = [[] for _ in self._delivered]
+        if len(self._on_device) > MAX_TENSORS:
+            raise CannotCaptureError(f"it returns {len(self._on_device)} tensors, {MAX_TENSORS} at most are supported")
+        for number, (_, source) in enumerate(self._on_device):
+            write_to_address(source, self._addresses[number, :1])
+        self._allocated: list[list[Tensor]] = [[] for _ in self._on_device]
 
     def next(self, stream: torch.cuda.Stream) -> Any:
-        """Memory for the next replay's answer, of the current stream; the replay before must be done."""
-        if stream is not self._stream:  # memory belongs to the stream that it was made in
-            self._stream, self._spare = stream, [[] for _ in self._delivered]
-        answer = [*self._parts]
-        for place in self._on_host:
-            answer[place] = answer[place].clone()
-        for number, (place, part) in enumerate(self._delivered):
-            spare = self._spare[number]
-            if not spare:
-                count = AT_ONCE if part.numel() * part.element_size() <= SMALL else 1
-                # to autograd each is a tensor of its own, not a view with the others' version
-                spare.extend(each.data for each in part.new_empty(count, *part.shape).unbind())
-            answer[place] = spare.pop()
-            self._write[number] = answer[place].data_ptr()
-        return answer[0] if self._is_one else pytree.tree_unflatten(answer, self._form)
+        """The output of the next replay, of which the tensors on the device are still to be written.
+
+        The replay before must be complete, because it reads the addresses.
+
+        Args:
+            stream: the current stream, in which the graph is replayed next.
+        """
+        if stream is not self._stream:  # memory belongs to the stream in which it was allocated
+            self._stream, self._allocated = stream, [[] for _ in self._on_device]
+        leaves = [*self._leaves]
+        for position in self._on_host:
+            leaves[position] = leaves[position].clone()
+        for number, (position, source) in enumerate(self._on_device):
+            allocated = self._allocated[number]
+            if not allocated:
+                count = NUM_AT_A_TIME if source.numel() * source.element_size() <= SMALL_BYTES else 1
+                # .data makes each a tensor of its own to autograd, not a view that shares the others' version.
+                allocated.extend(each.data for each in source.new_empty(count, *source.shape).unbind())
+            leaves[position] = allocated.pop()
+            self._write[number] = leaves[position].data_ptr()
+        return unflatten_batch(leaves, self._structure)

@@ -123,10 +123,17 @@ class Scheduler:
 
     def copy_of(self, ticket: BatchTicket) -> BatchTicket:
         """A ticket of the same batch, to be planned once more. The policy does not know of it."""
+        self.separate(ticket)
         return BatchTicket(
             ticket.unique, ticket.ids, ticket.unique_count, ticket.bad_id, ticket.describe, ticket.rows_by_table,
             announced=ticket.announced, checked=ticket.checked,
         )  # fmt: skip
+
+    def take_over(self, ticket: BatchTicket) -> BatchTicket:
+        """A ticket of the same batch, to be planned instead of the given one, which stays announced."""
+        taken = self.copy_of(ticket)
+        taken.batch_number, ticket.batch_number = ticket.batch_number, None
+        return taken
 
     def withdraw(self, ticket: BatchTicket) -> None:
         """An announced batch will not be planned."""

@@ -13,7 +13,7 @@ from hotrows.models.dlrm import DLRM as DLRM
 from hotrows.models.dlrm import SIZES
 from hotrows.models.wide_deep import WideDeep as WideDeep
 
-# Each is called with num_dense, num_features, and optionally dim and options of its own.
+# Each entry is called with num_dense, num_features, and optionally dim and the options of the model.
 MODELS: dict[str, Callable[..., Model]] = {
     "dlrm": DLRM,
     **{f"dlrm:{name}": partial(DLRM, **sizes._asdict()) for name, sizes in SIZES.items()},
@@ -25,12 +25,15 @@ MODELS: dict[str, Callable[..., Model]] = {
 
 
 def make_model(name: str, num_dense: int, num_features: int, dim: int | None = None, **options: Any) -> Model:
-    """Make a model by its name in MODELS. Its initial weights are drawn from torch's global generator: seed that first.
+    """Make a model by its name in MODELS.
+
+    Its initial weights are drawn from torch's global generator, so call `torch.manual_seed` first.
 
     Args:
-        num_dense, num_features: the number of columns of `Batch.dense` and `Batch.ids`.
-        dim: the width of its vectors; None for the model's default. The embedding bags must have the width
-            `model.embedding_dim`, which may be more.
+        num_dense: the number of columns of `Batch.dense`.
+        num_features: the number of columns of `Batch.ids`.
+        dim: the width of the model's vectors; None for its default. The embedding bags must have the width
+            `model.embedding_dim`, which may be larger.
         options: options of this model, such as `top=(512, 256)`.
 
     Example::

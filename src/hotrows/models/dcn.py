@@ -77,7 +77,7 @@ class DCNv2(Model):
     Args:
         dim: the width of the rows.
         num_cross: number of cross layers; they form products of up to num_cross + 1 features.
-        rank: of the cross layers' matrices; None for full ones, which have (num_dense + num_features · dim)² weights.
+        rank: the rank of the cross layers' matrices; None for full ones with (num_dense + num_features · dim)² weights.
         hidden: hidden layers of the MLP.
     """
 

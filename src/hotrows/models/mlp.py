@@ -61,7 +61,7 @@ def linear(num_in: int, num_out: int) -> nn.Linear:
 def apply_mlp(layers: nn.Module, rows: Tensor, onto: Tensor | None = None) -> Tensor:
     """The output of the layers plus `onto`, for rows that an operation may have padded.
 
-    If `layers` has hooks, or is no plain `MLP`, it is called with the rows only, as its hooks or its class expect.
+    If `layers` has hooks or is not exactly an `MLP`, it is called with the rows only, as its hooks or class expect.
     """
     out: Tensor
     if is_plain(layers, MLP):

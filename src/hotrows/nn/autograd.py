@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hotrows.cache.row_cache import RowCache
-from hotrows.loop.ticket import Flight, LookupGrads
-from hotrows.nn.accumulation import CapturedUpdates, Updates
+from hotrows.cache.row_updater import LookupGrads
+from hotrows.loop.scheduler import Scheduler
+from hotrows.loop.ticket import BatchTicket
+from hotrows.loop.ticket_updates import values_to_train
+from hotrows.nn.accumulation import CapturedUpdates, GradientAccumulation
 from hotrows.ops.pool import pool
-
-_AHEAD = 1 << 62
 
 
 class PooledRows(torch.autograd.Function):
-    """(rows of a plan) → float32 [bags, D].
+    """(rows of a planned batch) → float32 [bags, D].
 
-    `anchor` is a tensor that requires grad, for autograd to come back here: the rows are no parameters.
+    `anchor` is a tensor that requires grad, so that autograd calls the backward pass: the rows are no parameters.
     """
 
     @staticmethod
@@ -25,51 +25,40 @@ class PooledRows(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor,
         weights: Tensor | None,
-        group: RowCache,
-        flight: Flight,
+        scheduler: Scheduler,
+        ticket: BatchTicket,
         offsets: Tensor | None,
         mode: str,
-        updates: Updates | CapturedUpdates | None,
+        updates: GradientAccumulation | CapturedUpdates | None,
     ) -> Tensor:
-        plan = flight.plan
-        values, slots = (group.cache, plan.slots) if updates is None else group.values_to_train(flight)
-        pooled, winner = pool(values, slots, offsets, weights, group.dim, mode)
-        ctx.group, ctx.flight, ctx.updates = group, flight, updates
-        ctx.opened = None if updates is None else updates.open(flight)
+        plan, cache = ticket.plan, scheduler.cache
+        assert plan is not None
+        values, slots = (cache.records, plan.slots) if updates is None else values_to_train(scheduler, ticket)
+        pooled, winner = pool(values, slots, offsets, weights, cache.dim, mode)
+        ctx.ticket, ctx.updates = ticket, updates
+        ctx.opened = None if updates is None else updates.open(ticket)
         ctx.winner = winner
         ctx.bag_of, ctx.scale = None, weights
         if offsets is not None:
             ctx.bag_of = _bag_of(offsets, plan.slots.numel())
             if mode == "mean":
                 ctx.scale = _share(plan.slots, ctx.bag_of, offsets.numel() - 1)
-        # the rows as they are now, for the gradient of the weights: they may have been updated by then
-        ctx.rows = _gather(values, slots, group.dim) if ctx.needs_input_grad[1] else None
+        # The gradient of the weights needs the rows as they are now. By then they may have been updated.
+        ctx.rows = _gather(values, slots, cache.dim) if ctx.needs_input_grad[1] else None
         return pooled
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = (grad if grad.is_cuda and grad.dtype is torch.bfloat16 else grad.float()).contiguous()
-        grad_weights = None
+        grad_anchor = grad_weights = None
         if ctx.rows is not None:
             by_lookup = grad if ctx.bag_of is None else grad[ctx.bag_of]
             grad_weights = (by_lookup * ctx.rows).sum(1)
         if ctx.updates is not None:
-            ctx.updates.reach(ctx.opened, ctx.flight, LookupGrads(grad, ctx.bag_of, ctx.scale, ctx.winner))
-        return None, grad_weights, None, None, None, None, None
-
-
-def updated_first(embedded: Tensor) -> Tensor:
-    """The same, whose gradient updates rows as soon as it is there, beside what is left of the backward pass.
-
-    Of what is ready, autograd takes first what was made last. That would be these rows last, though their gradient is
-    there as soon as the layers above have theirs.
-    """
-    node: Any = embedded.grad_fn
-    while node is not None and node._sequence_nr() < _AHEAD:  # ends at the anchor, which autograd has first already
-        node._set_sequence_nr(node._sequence_nr() + _AHEAD)
-        node = node.next_functions[0][0]
-    return embedded
+            grads = LookupGrads(grad, ctx.bag_of, ctx.scale, ctx.winner)
+            grad_anchor = ctx.updates.reach(ctx.opened, ctx.ticket, grads)
+        return grad_anchor, grad_weights, None, None, None, None, None
 
 
 def _bag_of(offsets: Tensor, num_lookups: int) -> Tensor:
@@ -80,13 +69,13 @@ def _bag_of(offsets: Tensor, num_lookups: int) -> Tensor:
 
 
 def _share(slots: Tensor, bag_of: Tensor, num_bags: int) -> Tensor:
-    """One over the number of lookups that take part in each lookup's bag, float32 [N]."""
-    taking_part = (slots >= 0).float()
-    sizes = torch.zeros(num_bags, dtype=torch.float32, device=slots.device).index_add_(0, bag_of, taking_part)
+    """One over the number of lookups that have a row in each lookup's bag, float32 [N]."""
+    has_row = (slots >= 0).float()
+    sizes = torch.zeros(num_bags, dtype=torch.float32, device=slots.device).index_add_(0, bag_of, has_row)
     return sizes.reciprocal_()[bag_of]
 
 
-def _gather(cache: Tensor, slots: Tensor, dim: int) -> Tensor:
-    """The weights of every lookup's row, zero where it has none, [N, D]."""
-    values = cache[slots.clamp(min=0), :dim]
+def _gather(records: Tensor, slots: Tensor, dim: int) -> Tensor:
+    """The weights of every lookup's row, [N, D], zero where it has none."""
+    values = records[slots.clamp(min=0), :dim]
     return torch.where((slots >= 0).unsqueeze(1), values, 0.0)

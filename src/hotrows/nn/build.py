@@ -1,10 +1,9 @@
 """The tables of a module: checked, sized, and built into caches over stores before the first batch arrives."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from hotrows.cache.capacity import cache_rows, check_cache
 from hotrows.cache.indexes import INDEXES, check_index, choose_index, make_index
@@ -12,13 +11,12 @@ from hotrows.cache.planning.identity_planner import IdentityPlanner
 from hotrows.cache.planning.planner import EagerPlanner
 from hotrows.cache.planning.protocol import Planner
 from hotrows.cache.policies import Policy, make_policy
-from hotrows.cache.policies.frequency import Frequency
 from hotrows.cache.row_cache import RowCache
 from hotrows.cache.row_updater import RowUpdater
 from hotrows.cache.slots import Slots
 from hotrows.cache.transfer import BlockTransmitter, Transfer, ZeroCopy
 from hotrows.loop.scheduler import Scheduler
-from hotrows.nn.accumulation import GradientAccumulation
+from hotrows.nn.table_set import TableSet
 from hotrows.optim import RowOptimizer, check_optimizer
 from hotrows.stores import RecordLayout, Store, StoreSettings, choose_store, in_host_memory, needs_cache
 from hotrows.stores.init import check_init
@@ -27,89 +25,7 @@ from hotrows.stores.row_order import Numbering, RowOrder
 from hotrows.table import Table
 
 MODES = ("sum", "mean", "max")
-CHUNK_BYTES = 1 << 26  # of records that are read or written at a time where a whole table is
 NO_INDEX = "none"  # where all rows are on the device
-
-
-class TableSet:
-    """The tables of one dim: their cache, its scheduler, and the gradients that wait for it."""
-
-    def __init__(self, tables: Sequence[Table], scheduler: Scheduler) -> None:
-        self.tables = tuple(tables)
-        self.scheduler = scheduler
-        self.cache: RowCache = scheduler.cache
-        self.accumulation = GradientAccumulation(scheduler)
-        self.first_row = {}
-        row = 0
-        for table in tables:
-            self.first_row[table.name] = row
-            row += table.num_rows
-
-    def part(self, table: Table, name: str) -> Tensor:
-        """A copy of one field of the table's records, "weight" or a state field, on the host: [num_rows, num].
-
-        The store has the current values only after a flush.
-        """
-        store = self.cache.store
-        field = store.layout.field(name)
-        require_memory(
-            f"a copy of {name!r} of table {table.name!r}",
-            table.num_rows * field.num * field.dtype.itemsize,
-            available_host_memory(),
-            "host memory",
-            "use tables with fewer rows",
-        )
-        values = torch.empty(table.num_rows, field.num, dtype=field.dtype, device="cpu")
-        for ids, rows in self._chunks(table, 0, table.num_rows):
-            values[ids] = store.layout.values(_read(store, rows), name)
-        return values
-
-    def set_part(self, table: Table, name: str, values: Tensor, first_id: int | None = None) -> None:
-        """Set one field of all rows of a table, or of as many rows as there are values from `first_id` on."""
-        store, first = self.cache.store, first_id or 0
-        num = table.num_rows if first_id is None else values.shape[0]
-        expected = (num, store.layout.field(name).num)
-        if tuple(values.shape) != expected or first + num > table.num_rows:
-            raise ValueError(
-                f"table {table.name!r}: {name} of rows {first} to {first + num - 1} is {list(values.shape)}, expected "
-                f"{list(expected)} within {table.num_rows} rows"
-            )
-        for ids, rows in self._chunks(table, first, first + num):
-            records = _read(store, rows)
-            store.layout.values(records, name).copy_(values[ids.start - first : ids.stop - first])
-            _write(store, rows, records)
-
-    def count_cached(self) -> dict[str, int]:
-        """How many rows of each table are in the cache."""
-        if self.cache.holds_all_rows:
-            return {table.name: table.num_rows for table in self.tables}
-        self.scheduler.streams.wait_for_moves()
-        cached = torch.zeros(self.cache.store.num_rows, dtype=torch.bool, device="cpu")
-        cached[self.cache.cached_rows()] = True
-        return {
-            table.name: sum(int(cached[rows].sum()) for _, rows in self._chunks(table, 0, table.num_rows))
-            for table in self.tables
-        }
-
-    def _chunks(self, table: Table, first_id: int, end: int) -> Iterator[tuple[slice, slice | Tensor]]:
-        """Ids of a table in bounded chunks, each with its rows in the store."""
-        numbering, first_row = self.cache.numbering, self.first_row[table.name]
-        step = max(1, CHUNK_BYTES // self.cache.store.layout.num_bytes)
-        for start in range(first_id, end, step):
-            ids = slice(start, min(start + step, end))
-            rows = slice(first_row + ids.start, first_row + ids.stop)
-            yield ids, (rows if numbering is None else numbering.row_of[rows].long())
-
-
-def _read(store: Store, rows: slice | Tensor) -> Tensor:
-    return store.read(rows) if isinstance(rows, Tensor) else store.read_range(rows.start, rows.stop)
-
-
-def _write(store: Store, rows: slice | Tensor, records: Tensor) -> None:
-    if isinstance(rows, Tensor):
-        store.write(rows, records)
-    else:
-        store.write_range(rows.start, records)
 
 
 def choose_device(device: torch.device | str | None) -> torch.device:
@@ -270,9 +186,9 @@ def _make_planner(
     chosen.check(num_rows)
     if numbering is not None:
         chosen.remap(numbering.row_of)
-    if isinstance(chosen, Frequency) and row_order is None:
-        sizes = torch.tensor([table.num_rows for table in tables])
-        chosen.ranking.number_within(sizes.cumsum(0) - sizes)
+    if row_order is None:
+        sizes = torch.tensor([table.num_rows for table in tables], device="cpu")
+        chosen.set_tables(sizes.cumsum(0) - sizes)
     return EagerPlanner(slots, make_index(index, num_rows, slots), chosen)
 
 

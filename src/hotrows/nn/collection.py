@@ -13,7 +13,7 @@ from hotrows.cache.policies import Policy
 from hotrows.cache.transfer import Transfer
 from hotrows.loop.ticket import CheckedRows
 from hotrows.nn.base import CachedModule
-from hotrows.nn.build import TableSet
+from hotrows.nn.table_set import TableSet
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
 from hotrows.nn.unique_ids import Deduplicated, split_by_table
 from hotrows.ops.unique import unique_rows
@@ -101,20 +101,23 @@ class EmbeddingBagCollection(CachedModule):
                 rows.view(ids.shape[0], part.num, rows.shape[1]) for rows, part in zip(pooled, self._parts, strict=True)
             ]
         if len(out) == 1:
-            return self._answer(out[0])
-        return tuple(self._answer(out[part][:, position]) for part, position in self._positions)
+            return self._forward_pass.output(out[0])
+        return tuple(self._forward_pass.output(out[part][:, position]) for part, position in self._positions)
 
     def weight(self, name: str) -> Tensor:
         """A whole table as a CPU tensor, [num_rows, dim]."""
-        return self._weight(name)
+        table, tables = self._find(name)
+        return tables.weight(table)
 
     def load_weight(self, name: str, weight: Tensor) -> None:
         """Set all rows of a table, such as pretrained ones."""
-        self._load_weight(name, weight)
+        table, tables = self._find(name)
+        tables.load_weight(table, weight)
 
     def pin(self, name: str, ids: Tensor) -> None:
         """Bring the rows of these ids into the cache, where they stay until `unpin`."""
-        self._pin(name, ids)
+        table, tables = self._find(name)
+        tables.pin(table, ids)
 
     def deduplicate(self, ids: Tensor | Jagged | None = None) -> dict[str, Deduplicated]:
         """The unique ids of each table in a batch, and the position of each lookup's id among them.

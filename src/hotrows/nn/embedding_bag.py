@@ -107,7 +107,7 @@ class EmbeddingBag(CachedModule):
         if freeze and arguments.get("optimizer") is not None:
             raise ValueError("freeze=True takes no optimizer: pass freeze=False to train the rows")
         bag = cls(embeddings.shape[0], embeddings.shape[1], _weight=embeddings, **arguments)
-        bag._frozen = freeze
+        bag._is_frozen = freeze
         return bag
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
@@ -128,19 +128,19 @@ class EmbeddingBag(CachedModule):
                     f"weight per id"
                 )
             lookups.weights = per_sample_weights.to(self.device, torch.float32).flatten()
-        return self._answer(self._pooled([lookups])[0])
+        return self._forward_pass.output(self._pooled([lookups])[0])
 
     def weight(self) -> Tensor:
         """All rows as a CPU tensor, [num_embeddings, embedding_dim]."""
-        return self._weight(NAME)
+        return self._sets[0].weight(self.tables[0])
 
     def load_weight(self, weight: Tensor) -> None:
         """Set all rows."""
-        self._load_weight(NAME, weight)
+        self._sets[0].load_weight(self.tables[0], weight)
 
     def pin(self, ids: Tensor) -> None:
         """Bring the rows of these ids into the cache, where they stay until `unpin`."""
-        self._pin(NAME, ids)
+        self._sets[0].pin(self.tables[0], ids)
 
     def to_embedding_bag(self) -> torch.nn.EmbeddingBag:
         """The same rows as a plain PyTorch module on the CPU."""

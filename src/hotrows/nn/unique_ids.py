@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotrows.nn.build import TableSet
+from hotrows.nn.table_set import TableSet
 from hotrows.ops.unique import UniqueRows
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_SMALL = 1 << 16  # counts below are tallied, the few above sorted: sorting a table of 40 M counts would take seconds
+_SMALL = 1 << 16  # counts below it are tallied and only the others sorted: sorting 40 M counts would take seconds
 
 
 class Skew:
@@ -15,13 +15,13 @@ class Skew:
     def __init__(self, values: NDArray[np.int64], num_ids: NDArray[np.int64]) -> None:
         order = np.argsort(-values, kind="stable")
         self._values, self._num = values[order], num_ids[order]
-        # after each group of equally frequent ids: ids so far, accesses so far
+        # Entry i counts the ids, and their accesses, of the i highest frequencies.
         self._ids = np.concatenate([[0], np.cumsum(self._num)])
         self._accesses = np.concatenate([[0], np.cumsum(self._num * self._values)])
 
     @classmethod
     def of(cls, counts: ArrayLike) -> "Skew":
-        """From the number of accesses of each id, 0 for one that was not seen."""
+        """Make it from the number of accesses of each id, 0 for one that was not seen."""
         array = np.asarray(counts, dtype=np.int64).ravel()
         small = np.bincount(array[array < _SMALL], minlength=1)
         seen = np.flatnonzero(small)
@@ -30,7 +30,7 @@ class Skew:
 
     @classmethod
     def pooled(cls, skews: Sequence["Skew"]) -> "Skew":
-        """That of all tables taken as one."""
+        """The use of the ids of all tables taken as one."""
         return cls(np.concatenate([s._values for s in skews]), np.concatenate([s._num for s in skews]))
 
     @property
@@ -43,16 +43,16 @@ class Skew:
 
     def share_of_top(self, share_of_ids: float) -> float:
         """The share of all accesses that goes to the most frequent ids, at least one of them."""
-        # rounded first: 0.1 · 70 is a little more than 7, and must not become 8
+        # Round before ceil: 0.1 · 70 may be slightly more than 7 in floating point, and must not become 8.
         top = max(1, math.ceil(round(share_of_ids * self.num_ids, 6)))
         return float(np.interp(top, self._ids, self._accesses)) / max(1, self.num_accesses)
 
     def ids_for(self, share_of_accesses: float) -> float:
-        """The share of the ids, the most frequent ones, that gets this share of the accesses."""
+        """The smallest share of the ids that gets this share of the accesses: that of the most frequent ids."""
         wanted = share_of_accesses * self.num_accesses
-        group = int(np.searchsorted(self._accesses, wanted * (1 - 1e-12)))
-        if group == 0:
+        num_values = int(np.searchsorted(self._accesses, wanted * (1 - 1e-12)))
+        if num_values == 0:
             return 0.0
-        missing = wanted - self._accesses[group - 1]
-        ids = self._ids[group - 1] + math.ceil(round(missing / self._values[group - 1], 6))
+        missing = wanted - self._accesses[num_values - 1]
+        ids = self._ids[num_values - 1] + math.ceil(round(missing / self._values[num_values - 1], 6))
         return float(ids / max(1, self.num_ids))

@@ -14,10 +14,10 @@ from hotrows.profile.miss_ratio import MissRatioCurve, Sampler
 from hotrows.profile.suggest import Suggestion, suggest
 
 TOP_SHARES = (0.001, 0.01, 0.1)
-HOT_SHARE = 0.9  # of the accesses: hot ids are the most frequent ones that get them
+HOT_SHARE = 0.9  # hot ids are the most frequent ids that together get this share of the accesses
 DEDUPLICATION_SIZES = (1024, 2048, 4096, 8192)
 NUM_SAMPLES = 2**20
-FOLLOWED_LOOKUPS = 4_000_000  # about so many are followed for the miss-ratio curve: seconds, and well within a point
+FOLLOWED_LOOKUPS = 4_000_000  # for the miss-ratio curve: this takes seconds and is right to less than a point
 NUM_SIZES = 16
 
 
@@ -35,23 +35,23 @@ class Profile:
     """What `profile` found out."""
 
     data: str
-    num_samples: int  # that were read
+    num_samples: int  # as many as were read
     batch_size: int
     sample_rate: float
     columns: tuple[ColumnProfile, ...]
     pooled: Skew  # all tables as one
-    deduplication: dict[int, float]  # by batch size: distinct rows over lookups
+    deduplication: dict[int, float]  # by batch size: unique rows over lookups
     curve: MissRatioCurve
     cache_sizes: tuple[int, ...]
     suggestion: Suggestion
 
     @property
     def miss_ratio(self) -> dict[int, float]:
-        """By rows of an LRU cache: the share of the distinct rows of a batch that it misses."""
+        """By rows of an LRU cache: the share of the unique rows of a batch that it misses."""
         return {rows: self.curve.at(rows) for rows in self.cache_sizes}
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers, texts, lists and dicts with text keys: what comes back from a JSON file is equal."""
+        """The profile as JSON values. A JSON file of it reads back equal."""
         return {
             "data": self.data,
             "samples": self.num_samples,
@@ -80,19 +80,20 @@ def profile(
     record_bytes: int = 512,
     progress: Callable[[str, float], None] | None = None,
 ) -> Profile:
-    """Read the training split once and tell how its ids are used.
+    """Read the training split once and measure how its ids are used.
 
     Frequencies are the data set's own counts; deduplication and misses come from the samples that are read.
 
     Args:
-        batch_size: of the training to come.
-        num_samples: how many to read, from the start; None: a million, or all if there are fewer.
-        sample_rate: the share of the rows that is followed for the miss-ratio curve; None: enough for a curve that is
-            right to a point.
+        batch_size: the batch size of the training that is planned.
+        num_samples: how many samples to read, from the start. None reads a million, or all if there are fewer.
+        sample_rate: the share of the rows that is followed for the miss-ratio curve. None follows enough rows for a
+            curve that is right to a point.
         shuffle: read in shuffled order, as a training that shuffles does.
-        hit_rate, memory: what the suggested cache should reach, or fit into; 0.9 if neither is given.
-        record_bytes: of a row with its optimizer state; 512 is dim 128 with SGD.
-        progress: called with what is being done, and the share of it that is done, 0 to 1.
+        hit_rate: the hit rate that the suggested cache should reach; 0.9 if neither this nor `memory` is given.
+        memory: the memory that the suggested cache should fit into.
+        record_bytes: the bytes of a row with its optimizer state. 512 is dim 128 with SGD.
+        progress: called with the name of the current step and the share of it that is done, 0 to 1.
 
     Example::
 
@@ -110,8 +111,8 @@ def profile(
         num_lookups = wanted * sum(column.max_length for column in dataset.schema.categorical)
         sample_rate = min(1.0, max(0.01, FOLLOWED_LOOKUPS / num_lookups))
     sampler = Sampler(sample_rate, seed)
-    kept = _Kept()
-    # blocks of whole batches, long enough for the longest deduplication
+    deduplication = _Deduplication()
+    # A block has whole batches, and is long enough for the largest of DEDUPLICATION_SIZES.
     block = batch_size * -(-max(DEDUPLICATION_SIZES) // batch_size)
     read = 0
     largest_batch = 1
@@ -123,7 +124,7 @@ def profile(
             sampler.add(unique)
             largest_batch = max(largest_batch, unique.size)
         for size in DEDUPLICATION_SIZES:
-            kept.add(size, lookups)
+            deduplication.add(size, lookups)
         if progress is not None:
             progress("reading", read / wanted)
         if read >= wanted:
@@ -137,7 +138,7 @@ def profile(
         sample_rate=sample_rate,
         columns=tuple(ColumnProfile(c.name, c.table, by_table[c.table]) for c in dataset.schema.categorical),
         pooled=Skew.pooled(list(by_table.values())),
-        deduplication=kept.shares(),
+        deduplication=deduplication.shares(),
         curve=curve,
         cache_sizes=_sizes(largest_batch, curve.largest),
         suggestion=suggest(curve, numbers.num_rows, record_bytes, hit_rate=hit_rate, memory=memory),
@@ -150,24 +151,24 @@ def unique_rows(rows: Rows) -> Rows:
     return rows[np.concatenate([[True], rows[1:] != rows[:-1]])] if rows.size else rows
 
 
-class _Kept:
-    """What deduplication keeps, by batch size: whole batches only."""
+class _Deduplication:
+    """The share of the lookups that is left after deduplication, by batch size. Only whole batches count."""
 
     def __init__(self) -> None:
         self._lookups: dict[int, int] = defaultdict(int)
-        self._distinct: dict[int, int] = defaultdict(int)
+        self._unique: dict[int, int] = defaultdict(int)
 
     def add(self, size: int, lookups: Lookups) -> None:
         for rows in lookups.batches(size, drop_last=True):
             self._lookups[size] += rows.size
-            self._distinct[size] += unique_rows(rows).size
+            self._unique[size] += unique_rows(rows).size
 
     def shares(self) -> dict[int, float]:
-        return {size: self._distinct[size] / max(1, num) for size, num in self._lookups.items()}
+        return {size: self._unique[size] / max(1, num) for size, num in self._lookups.items()}
 
 
 def _sizes(smallest: int, largest: int) -> tuple[int, ...]:
-    """Cache sizes from one that holds any batch to one that holds everything, evenly by ratio."""
+    """Cache sizes from one that holds any batch to one that holds everything, evenly spaced by ratio."""
     spaced = np.geomspace(smallest, max(smallest, largest), NUM_SIZES)
     return tuple(sorted({int(np.ceil(size)) for size in spaced}))
 

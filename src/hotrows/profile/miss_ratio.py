@@ -1,14 +1,15 @@
 """The misses of an LRU cache of any size, from one pass over a sample of the rows (SHARDS, Waldspurger et al. 2015).
 
-A row hits if fewer other rows than the cache has slots were used since its last use: its reuse distance. Which rows are
-followed is decided by a hash of the row, so all uses of a followed row are seen, and each stands for 1/rate rows. The
-rows that come again within the first batches are all followed: there are few of them, they make up most of the uses,
-and whether some of them are in a sample or not is most of what makes a sample differ from the whole.
+The reuse distance of a row is the number of other rows that were used since its last use. The row hits if this is less
+than the number of slots. A hash of the row decides whether the row is followed, so all uses of a followed row are seen,
+and each of them stands for 1/rate rows. Rows that are used again within the first batches are all followed: there are
+few of them, they make up most of the uses, and a sample that has more or fewer of them than its share is what makes a
+sample differ from the whole.
 
 The caches here work on batches: a row is used once in a batch, and the rows of one batch are equally old. So the
-distance of a row last used in batch s is known from how many rows were last used in each batch since: one number per
-batch to keep up to date instead of a tree over all accesses. Among the equally old rows of batch s, any may have been
-evicted first: the row's place among them is spread evenly.
+distance of a row last used in batch s follows from how many rows were last used in each batch since. That is one number
+per batch to keep up to date, instead of a tree over all accesses. Any of the equally old rows of batch s may have been
+evicted first, so the row's rank among them counts as uniformly distributed.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from hotrows.profile.lookups import Rows
 
-CALIBRATION = 16  # batches: a row that comes in two of them is always followed
+CALIBRATION = 16  # the first batches; a row that is in two of them is always followed
 
 
 class Uses(NamedTuple):
@@ -49,7 +50,7 @@ class Sampler:
         self._num_others = 0  # uses of rows that are not frequent, followed or not
 
     def add(self, unique: Rows) -> None:
-        """The distinct rows of the next batch, ascending."""
+        """Add the next batch: its unique rows, ascending."""
         if self._frequent is not None:
             self._follow(unique, self._frequent)
             return
@@ -58,16 +59,16 @@ class Sampler:
             self._calibrate()
 
     def curve(self) -> "MissRatioCurve":
-        """The misses by cache size of the batches so far, from an empty cache on."""
+        """The misses of the batches so far by cache size, for a cache that is empty at first."""
         if self._frequent is None:
             self._calibrate()
         frequent, others = self._frequent_uses, _uses(self._others)
         num_frequent, num_followed = (sum(uses.num for uses in part) for part in (frequent, others))
         if self._num_others and not num_followed:
             raise ValueError(f"sample_rate is {self.rate}, and no row was followed: give a higher rate")
-        weights = np.array([1.0, 1 / self.rate])  # rows that a followed one stands for
-        uses_each = self._num_others / max(1, num_followed)  # uses that a use of a followed row stands for
-        last_used = np.zeros((2, len(frequent)), dtype=np.int64)  # by batch: followed rows whose last use it is
+        weights = np.array([1.0, 1 / self.rate])  # how many rows a followed row stands for
+        uses_each = self._num_others / max(1, num_followed)  # how many uses a use of a followed row stands for
+        last_used = np.zeros((2, len(frequent)), dtype=np.int64)  # by batch, the followed rows last used in it
         closest, spread, num = [], [], []
         for batch, parts in enumerate(zip(frequent, others, strict=True)):
             again = np.zeros((2, batch), dtype=np.int64)
@@ -100,10 +101,10 @@ class Sampler:
 
 
 class _Followed:
-    """A set of rows that is known beforehand, with the last use of each.
+    """A known set of rows, with the batch in which each was last used.
 
     Args:
-        rows: ascending.
+        rows: the set, ascending.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -112,15 +113,15 @@ class _Followed:
         self._batch = 0
 
     def use(self, unique: Rows) -> tuple[Uses, Rows]:
-        """The uses by the next batch, and those of its rows that are not in the set."""
-        place = np.searchsorted(self._rows, unique)
-        mine = place < self._rows.size
-        mine[mine] = self._rows[place[mine]] == unique[mine]
-        place = place[mine]
-        uses = _counted(self._last[place])
-        self._last[place] = self._batch
+        """The uses of the set by the next batch, and the batch's rows that are not in the set."""
+        position = np.searchsorted(self._rows, unique)
+        is_member = position < self._rows.size
+        is_member[is_member] = self._rows[position[is_member]] == unique[is_member]
+        position = position[is_member]
+        uses = _counted(self._last[position])
+        self._last[position] = self._batch
         self._batch += 1
-        return uses, unique[~mine]
+        return uses, unique[~is_member]
 
 
 def _uses(batches: list[Rows]) -> list[Uses]:
@@ -129,7 +130,7 @@ def _uses(batches: list[Rows]) -> list[Uses]:
         return []
     rows, lengths = np.concatenate(batches), np.array([batch.size for batch in batches])
     number = np.repeat(np.arange(lengths.size), lengths)
-    # a stable sort by row leaves the uses of each row in order of time: the use before is the entry before
+    # A stable sort by row keeps the uses of each row in order of time, so the previous use is the previous entry.
     order = np.argsort(rows, kind="stable")
     again = rows[order][1:] == rows[order][:-1]
     previous = np.full(rows.size, -1, dtype=np.int64)
@@ -138,7 +139,7 @@ def _uses(batches: list[Rows]) -> list[Uses]:
 
 
 def _counted(previous: NDArray[np.int64]) -> Uses:
-    """Uses from the batch in which each row was used before, -1 at its first use."""
+    """Count uses by the batch in which each row was used before, which is -1 at its first use."""
     times = np.bincount(previous[previous >= 0], minlength=1)
     since = np.flatnonzero(times)
     return Uses(previous.size, since, times[since])
@@ -146,41 +147,41 @@ def _counted(previous: NDArray[np.int64]) -> Uses:
 
 @dataclass(frozen=True, eq=False)
 class MissRatioCurve:
-    """The share of the distinct rows of a batch that an LRU cache misses, by its number of slots."""
+    """The share of the unique rows of a batch that an LRU cache misses, by its number of slots."""
 
-    sizes: NDArray[np.float64]  # ascending; between two of them the curve is straight
+    sizes: NDArray[np.float64]  # ascending; the curve is linear between two of them
     misses: NDArray[np.float64]
 
     @classmethod
     def from_distances(
         cls, num_uses: int, closest: NDArray[np.float64], spread: NDArray[np.float64], num: NDArray[np.float64]
     ) -> "MissRatioCurve":
-        """From groups of reuses: `num` of them with distances evenly between closest and closest + spread."""
+        """Make the curve from arrays of reuses: `num` of them have distances evenly in closest … closest + spread."""
         if not num.size:
             return cls(np.zeros(1), np.ones(1))
-        sizes, place = np.unique(np.concatenate([closest, closest + spread]), return_inverse=True)
+        sizes, position = np.unique(np.concatenate([closest, closest + spread]), return_inverse=True)
         slope = num / spread
-        change = np.bincount(place, weights=np.concatenate([slope, -slope]))
+        change = np.bincount(position, weights=np.concatenate([slope, -slope]))
         hits = np.cumsum(np.cumsum(change)[:-1] * np.diff(sizes))
         hits = np.maximum.accumulate(np.concatenate([[0.0], hits]))
         return cls(sizes, np.clip(1 - hits / num_uses, 0.0, 1.0))
 
     def at(self, rows: float) -> float:
-        """The share of misses of a cache of so many rows."""
+        """The share of misses of a cache with this many rows."""
         return float(np.interp(rows, self.sizes, self.misses))
 
     @property
     def fewest(self) -> float:
-        """The misses of a cache that keeps everything: the first use of each row."""
+        """The share of misses of a cache that keeps everything. It misses each row once, at its first use."""
         return float(self.misses[-1])
 
     @property
     def largest(self) -> int:
-        """The size from which on a larger cache does not help."""
+        """The smallest size that no larger cache improves on."""
         return int(np.ceil(self.sizes[np.searchsorted(-self.misses, -self.misses[-1])]))
 
     def size_for(self, hit_rate: float) -> int | None:
-        """The fewest rows with this hit rate; None if no size has it."""
+        """The fewest rows that reach this hit rate; None if no size does."""
         wanted = 1 - hit_rate
         if self.fewest > wanted + 1e-9:
             return None

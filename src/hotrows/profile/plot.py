@@ -32,7 +32,11 @@ STYLE: dict[str, Any] = {
 
 
 def plot(profile: Profile, path: str | Path) -> None:
-    """Draw how ids are used, what deduplication keeps, and the misses by cache size; the ending names the format."""
+    """Draw how ids are used, what deduplication keeps, and the misses by cache size.
+
+    Args:
+        path: its ending decides the format.
+    """
     from matplotlib import style
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -64,7 +68,7 @@ def _draw_use(axes: "Axes", profile: Profile) -> None:
     hot = profile.pooled.ids_for(HOT_SHARE)
     if hot > 0:
         axes.plot([hot], [HOT_SHARE], "o", color=ORANGE, ms=7, zorder=5)
-        # the curve rises to the right, so there is room to the left of it, unless it starts there
+        # The curve rises to the right, so the text fits to the left of it, unless the curve starts there.
         left = hot > profile.pooled.num_ids**-0.6
         axes.annotate(
             f"{hot:.3%} of the ids\nget {HOT_SHARE:.0%} of the accesses",
@@ -86,7 +90,7 @@ def _draw_use(axes: "Axes", profile: Profile) -> None:
 
 
 def _points(skew: Skew) -> tuple[list[float], list[float]]:
-    """The curve at whole numbers of ids, closer together than a picture shows."""
+    """Points of the curve at whole numbers of ids, closer together than a picture can show."""
     ids = np.unique(np.geomspace(1, max(1, skew.num_ids), 200).round())
     shares = (ids / max(1, skew.num_ids)).tolist()
     return shares, [skew.share_of_top(share) for share in shares]
@@ -99,7 +103,7 @@ def _draw_deduplication(axes: "Axes", profile: Profile) -> None:
     axes.set_ylim(0, max([*shares, 0.05]) * 1.18)
     axes.set_title("What deduplication keeps")
     axes.set_xlabel("batch size")
-    axes.set_ylabel("distinct rows per lookup")
+    axes.set_ylabel("unique rows per lookup")
     _percent(axes)
 
 
@@ -124,7 +128,7 @@ def _draw_misses(axes: "Axes", profile: Profile) -> None:
         axes.annotate(
             f"suggested: {_short(found.rows)} rows, {found.share:.2%} of all\n{1 - found.hit_rate:.1%} misses",
             (found.rows, 1 - found.hit_rate),
-            xytext=(0.98, 0.95),  # above a falling curve
+            xytext=(0.98, 0.95),  # the curve falls, so the upper right corner is free
             textcoords="axes fraction",
             ha="right",
             va="top",
@@ -135,7 +139,7 @@ def _draw_misses(axes: "Axes", profile: Profile) -> None:
     axes.set_ylim(0, min(1.0, max(misses.max() * 1.12, 0.05)))
     axes.set_title(f"Misses of an LRU cache, batches of {profile.batch_size:,}")
     axes.set_xlabel("rows in the cache")
-    axes.set_ylabel("distinct rows of a batch that miss")
+    axes.set_ylabel("unique rows of a batch that miss")
     _percent(axes)
     _few_ticks(axes, _short)
 
@@ -148,7 +152,7 @@ def _percent(axes: "Axes") -> None:
 
 
 def _few_ticks(axes: "Axes", text: Callable[[float], str]) -> None:
-    """Label a logarithmic axis at powers of ten, and between them where there are too few."""
+    """Label a logarithmic axis at powers of ten, and at 2 and 5 times these if there are few of them."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axes.get_xlim()

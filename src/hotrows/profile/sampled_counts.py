@@ -10,17 +10,17 @@ from torch import Tensor
 from hotrows.data.schema import DataSet
 from hotrows.profile.lookups import RowNumbers
 
-BATCH_SIZE = 1024  # small, so that the sample is of about the share that was asked for
+BATCH_SIZE = 1024  # small, because the sample consists of whole batches
 
 
 def sampled_counts(data: DataSet, share: float, seed: int = 0) -> dict[str, Tensor]:
-    """Counts in the first batches of a shuffled pass over the training split, int64 [rows] by table.
+    """Count ids in the first batches of a shuffled pass over the training split, int64 [rows] by table.
 
-    Only that part is read. The samples are as random as the loader's order: it draws row groups of a prepared data set
-    at random, and mixes the samples of several.
+    Only these batches are read. They are as random as the loader's order: for a prepared data set, the loader draws
+    row groups at random and shuffles the samples of several row groups together.
 
     Args:
-        share: of the samples, above 0; 1 counts all of them.
+        share: the share of the samples to count, above 0; 1 counts all of them.
     """
     size = max(1, min(BATCH_SIZE, math.ceil(share * data.num_samples("train"))))
     loader = data.loader("train", size, shuffle=True, seed=seed)

@@ -82,7 +82,7 @@ def _table() -> "Table":
 
 
 def _titled(title: str, table: "Table") -> "Group":
-    """A table below its title, which may be wider: rich would wrap it."""
+    """A table below its title. Rich would wrap a table's own title at the width of the table."""
     from rich.console import Group
     from rich.text import Text
 

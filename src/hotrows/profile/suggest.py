@@ -11,17 +11,17 @@ DEFAULT_HIT_RATE = 0.9
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A cache size, and what an LRU cache of it would do."""
+    """A cache size, and how an LRU cache of that size would do."""
 
     rows: int
     share: float  # of all rows
     num_bytes: int
-    hit_rate: float  # of the distinct rows of a batch
+    hit_rate: float  # of the unique rows of a batch
     reason: str
 
     @property
     def cache(self) -> str:
-        """As `--cache` and `EmbeddingBagCollection(cache=…)` take it."""
+        """The size in the form that `--cache` and `EmbeddingBagCollection(cache=…)` take."""
         return str(self.rows)
 
     def to_json(self) -> dict[str, Any]:
@@ -42,13 +42,13 @@ def suggest(
     hit_rate: float | None = None,
     memory: int | str | None = None,
 ) -> Suggestion:
-    """The smallest cache with the wanted hit rate, or all that fits the memory; with both, the smaller of the two.
+    """The smallest cache with the wanted hit rate, or the largest that fits the memory; with both, the smaller one.
 
     Args:
-        hit_rate: between 0 and 1; 0.9 if nothing is given. If no size reaches it (each row misses at its first use),
-            the smallest one that comes as close as any.
-        memory: in bytes, or as "2GB".
-        record_bytes: of a row with its optimizer state.
+        hit_rate: between 0 and 1; 0.9 if neither this nor `memory` is given. If no size reaches it, because each row
+            misses at its first use, the suggestion is the smallest size with about the best hit rate there is.
+        memory: bytes, or a text such as "2GB".
+        record_bytes: the bytes of a row with its optimizer state.
     """
     if hit_rate is not None and not 0 < hit_rate < 1:
         raise ValueError(f"hit_rate is {hit_rate!r}, it must be between 0 and 1: 0.9 for 90%")
@@ -65,7 +65,7 @@ def suggest(
 
 def _for_hit_rate(curve: MissRatioCurve, wanted: float) -> tuple[int, str]:
     best = 1 - curve.fewest
-    # the last rows of the curve bring next to nothing: stop a thousandth before its end
+    # The last rows of the curve bring next to nothing, so stop a thousandth before its end.
     rows = curve.size_for(min(wanted, max(0.0, best - 0.001))) or curve.largest
     if wanted <= best:
         return rows, f"a hit rate of {wanted:.4g}"
@@ -78,7 +78,7 @@ def _rows_in(memory: int | str, num_rows: int, record_bytes: int) -> int:
     if isinstance(memory, str):
         return cache_rows(memory, num_rows, record_bytes)
     if memory < record_bytes:
-        raise ValueError(f"memory is {memory} bytes, which is no room for a single row of {record_bytes} bytes")
+        raise ValueError(f"memory is {memory} bytes, which is too little for a single row of {record_bytes} bytes")
     return memory // record_bytes
 
 

@@ -1,4 +1,4 @@
-"""A chart of curves over the samples seen, as HTML: shapes in an SVG that stretches, words beside it that do not."""
+"""A chart of curves over the samples seen, as HTML. The curves are in an SVG that stretches, the text is beside it."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,23 +11,23 @@ from hotrows.report.scale import Axis, value_axis
 from hotrows.report.units import NOT_MEASURED
 
 Style = Literal["line", "faint", "dashed", "dots", "squares", "area"]
-_SIZE = 1000  # the SVG's own units in both directions; the page stretches it to the room there is
-_AT_END = ' class="end"'  # a tick so far to the right that its text has to end there
+_SIZE = 1000  # the width and height of the SVG in its own units; the page stretches it
+_AT_END = ' class="end"'  # for a tick near the right edge, whose text has to end there
 
 
 @dataclass(frozen=True)
 class Series:
-    """A curve with its place in the legend.
+    """A curve and its legend entry.
 
     Args:
-        colour: of the palette in report.css, from 0 (neutral) to 5.
-        style: areas are stacked in the order given; `dots` are joined by a thin line, `squares` are not.
-        at_rest: what the legend says while nothing is pointed at; by default the last value.
+        color: a number of the palette in report.css, from 0 (neutral) to 5.
+        style: areas are stacked in the given order; `dots` are joined by a thin line, `squares` are not.
+        at_rest: the text of the legend while the pointer is outside the chart; by default the last value.
     """
 
     name: str
     points: Curve
-    colour: int = 1
+    color: int = 1
     style: Style = "line"
     at_rest: str | None = None
 
@@ -37,7 +37,8 @@ class Chart:
     """A titled chart.
 
     Args:
-        text: how a value is written in the legend.
+        text: writes a value for the legend.
+        zero, min_span, highest: see `value_axis`.
         note: a sentence below the chart.
     """
 
@@ -91,7 +92,7 @@ def note(text: str) -> str:
 
 
 def not_measured(key: str, title: str, reason: str = "") -> str:
-    """In place of a plot for which the run has no numbers."""
+    """The card that stands for a plot for which the run has no numbers."""
     return f"""
 <figure class="card chart" data-plot="{key}" data-empty>
 {heading(title)}
@@ -101,7 +102,7 @@ def not_measured(key: str, title: str, reason: str = "") -> str:
 
 
 def _stack(drawn: Sequence[Series]) -> tuple[list[Curve], list[Curve | None]]:
-    """Where each series' curve lies, and for areas what it lies on."""
+    """The heights of each curve, and for areas the heights of their lower edge."""
     tops: list[Curve] = []
     bottoms: list[Curve | None] = []
     below: dict[float, float] = {}
@@ -124,15 +125,15 @@ def _outside(values: Sequence[float], y: Axis) -> str:
 
 
 def _at(x: Axis, y: Axis, position: float, value: float) -> str:
-    return f"{_SIZE * x.place(position):.1f} {_SIZE * (1 - y.place(value)):.1f}"
+    return f"{_SIZE * x.fraction(position):.1f} {_SIZE * (1 - y.fraction(value)):.1f}"
 
 
 def _shape(series: Series, top: Curve, bottom: Curve | None, x: Axis, y: Axis) -> str:
-    css = f"{series.style} c{series.colour}"
+    css = f"{series.style} c{series.color}"
     if bottom is not None:
         there = [_at(x, y, position, value) for position, value in top if value is not None]
         back = [_at(x, y, position, value) for position, value in reversed(bottom) if value is not None]
-        if len(there) == 1:  # one line of metrics: it stands for everything up to it
+        if len(there) == 1:  # the only metric line stands for everything up to it
             there, back = [f"0 {there[0].split()[1]}", *there], [*back, f"0 {back[0].split()[1]}"]
         return _path(css, f"M{'L'.join(there + back)}Z")
     pieces: list[list[str]] = [[]]
@@ -143,15 +144,15 @@ def _shape(series: Series, top: Curve, bottom: Curve | None, x: Axis, y: Axis) -
             pieces[-1].append(_at(x, y, position, value))
     lines = "".join(f"M{'L'.join(piece)}" for piece in pieces if len(piece) > 1)
     if series.style == "dots":
-        return _path(f"thin c{series.colour}", lines) + _path(css, _marks(pieces))
+        return _path(f"thin c{series.color}", lines) + _path(css, _dots(pieces))
     if series.style == "squares":
-        return _path(css, _marks(pieces))
-    # a point without neighbours would not be seen as a line
-    return _path(css, lines) + _path(f"single c{series.colour}", _marks([p for p in pieces if len(p) == 1]))
+        return _path(css, _dots(pieces))
+    # A line through a single point would not be visible.
+    return _path(css, lines) + _path(f"single c{series.color}", _dots([p for p in pieces if len(p) == 1]))
 
 
-def _marks(pieces: Sequence[Sequence[str]]) -> str:
-    """Lines of no length: their ends are what is seen, and keep their shape however the SVG is stretched."""
+def _dots(pieces: Sequence[Sequence[str]]) -> str:
+    """Lines without length. Only their ends are visible, and these keep their shape when the SVG is stretched."""
     return "".join(f"M{point}h0.1" for piece in pieces for point in piece)
 
 
@@ -160,20 +161,20 @@ def _path(css: str, shape: str) -> str:
 
 
 def _grid(y: Axis) -> str:
-    lines = "".join(f"M0 {_SIZE * (1 - y.place(tick)):.1f}h{_SIZE}" for tick in y.ticks)
+    lines = "".join(f"M0 {_SIZE * (1 - y.fraction(tick)):.1f}h{_SIZE}" for tick in y.ticks)
     return f'<path class="grid" d="{lines}"/>\n'
 
 
 def _y_ticks(y: Axis) -> str:
     return "".join(
-        f'<span style="top:{100 * (1 - y.place(tick)):.2f}%">{text}</span>'
+        f'<span style="top:{100 * (1 - y.fraction(tick)):.2f}%">{text}</span>'
         for tick, text in zip(y.ticks, y.texts(), strict=True)
     )
 
 
 def _x_ticks(x: Axis) -> str:
     return "".join(
-        f'<span style="left:{100 * x.place(tick):.2f}%"{_AT_END if x.place(tick) > 0.95 else ""}>{text}</span>'
+        f'<span style="left:{100 * x.fraction(tick):.2f}%"{_AT_END if x.fraction(tick) > 0.95 else ""}>{text}</span>'
         for tick, text in zip(x.ticks, x.texts(), strict=True)
     )
 
@@ -182,15 +183,15 @@ def _legend_entry(series: Series, text: Callable[[float], str]) -> str:
     last = next(value for _, value in reversed(series.points) if value is not None)
     at_rest = text(last) if series.at_rest is None else series.at_rest
     return (
-        f'<span class="entry"><i class="{series.style} c{series.colour}"></i>{escape(series.name)} '
+        f'<span class="entry"><i class="{series.style} c{series.color}"></i>{escape(series.name)} '
         f"<b>{escape(at_rest)}</b></span>"
     )
 
 
 def _readings(series: Series, top: Curve, text: Callable[[float], str], x: Axis, y: Axis) -> list[list[object]]:
-    """What the page's script shows where one points: places in thousandths, heights, and values in words."""
+    """What the page's script shows at the pointer: positions and heights in thousandths, and values as text."""
     rows = [
-        (round(_SIZE * x.place(position)), round(_SIZE * (1 - y.place(height))), text(value))
+        (round(_SIZE * x.fraction(position)), round(_SIZE * (1 - y.fraction(height))), text(value))
         for (position, value), (_, height) in zip(series.points, top, strict=True)
         if value is not None and height is not None
     ]

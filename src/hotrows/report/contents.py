@@ -18,7 +18,10 @@ class _Table(NamedTuple):
 
 
 def contents(run: Run) -> str:
-    """A line per table: the share of the table that is cached, and its share of the cached rows. Most rows come first."""
+    """A line per table, the one with the most cached rows first.
+
+    It has the share of the table that is cached, and the table's share of the cached rows.
+    """
     key, title = "contents", "Cache contents by table"
     tables = _tables(run.cache.get("tables"))
     if not tables:
@@ -66,5 +69,5 @@ def _line(table: _Table, used: float) -> str:
     )
 
 
-def _bar(share: float, colour: int, label: str) -> str:
-    return f'<div class="with-bar">{bar(share, colour, label)}<span>{percent(share)}</span></div>'
+def _bar(share: float, color: int, label: str) -> str:
+    return f'<div class="with-bar">{bar(share, color, label)}<span>{percent(share)}</span></div>'

@@ -1,4 +1,4 @@
-"""From metric lines to curves: what happened per step, over the samples seen."""
+"""Curves over the samples seen, from metric lines."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from typing import Any
 from hotrows.report.run import number
 
 Curve = list[tuple[float, float | None]]  # (samples seen, value); None where it was not measured
-MOST_POINTS = 400  # a chart has no room for more, and the page stays small
+MOST_POINTS = 400  # a chart is not wide enough to show more, and the page stays small
 
 STAGES = ("load", "plan", "wait", "train")
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """The steps up to a metric line. Values are means per step.
+    """The steps between two metric lines, or between several that were joined.
 
     Args:
-        samples: seen at its end.
-        values: `loss`, `lr`, `hit_rate`, `stalls`, `bytes_in`, `bytes_out`, `batch` (samples), `step_ms`, and
-            `stages.NAME` in milliseconds; only those that were measured.
+        samples: how many samples were seen at its end.
+        values: means per step of `loss`, `lr`, `hit_rate`, `stalls`, `bytes_in`, `bytes_out`, `batch` (samples),
+            `step_ms`, and `stages.NAME` in milliseconds. Only those that were measured are in it.
     """
 
     samples: float
@@ -28,14 +28,14 @@ class Stretch:
 
 
 def stretches(lines: Sequence[dict[str, Any]], limit: int = MOST_POINTS) -> list[Stretch]:
-    """The training lines of a run, joined with their neighbours where there are more than `limit`."""
+    """The steps between the training lines of a run. Neighbors are joined if there are more than `limit`."""
     found = []
     for index, line in enumerate(lines):
         step, samples = line["step"], line["samples"]
         before = lines[index - 1] if index else {"step": 0, "samples": 0}
         num_steps = max(1.0, step - before["step"])
         batch = (samples - before["samples"]) / num_steps
-        if index == 0 and len(lines) > 1:  # of a resumed run, it does not begin at step 0
+        if index == 0 and len(lines) > 1:  # the lines of a resumed run do not begin at step 0
             num_steps = min(num_steps, max(1.0, lines[1]["step"] - step))
         found.append(Stretch(samples, num_steps, _per_step(line, num_steps, batch)))
     return _join(found, limit)
@@ -63,11 +63,11 @@ def mean(parts: Iterable[Stretch], name: str) -> float | None:
 
 
 def smooth(points: Curve) -> Curve:
-    """The mean over a twentieth of the run around each point; a short run stays as it is, and gaps stay gaps."""
+    """The mean over a twentieth of the run around each point. A short run is not changed, and gaps stay gaps."""
     reach = len(points) // 40
     found: Curve = []
     for index, (x, y) in enumerate(points):
-        near = min(reach, index)  # as far to the left as to the right, or the steep beginning would be bent
+        near = min(reach, index)  # the same on both sides: otherwise the steep beginning would be distorted
         around = [v for _, v in points[index - near : index + near + 1] if v is not None]
         found.append((x, None if y is None else sum(around) / len(around)))
     return found

@@ -8,7 +8,7 @@ from hotrows.report.scale import position_axis
 from hotrows.report.units import byte_unit, count, digits, fixed, percent, size
 
 _MOST_EVALUATIONS = 200
-_STAGES = {  # colour, and what it does
+_STAGES = {  # the color of each stage, and what is done in it
     "load": (3, "reading batches"),
     "plan": (4, "finding and moving rows"),
     "wait": (2, "training idle until its batch is there"),
@@ -101,10 +101,10 @@ class Figures:
         return Chart("throughput", "Throughput", "samples per second", series, count, zero=True).html(self._x)
 
     def stages(self) -> str:
-        def over_time(name: str, value: str, colour: int, style: Style) -> Series:
+        def over_time(name: str, value: str, color: int, style: Style) -> Series:
             average = mean(self._parts, value)
             at_rest = None if average is None else _milliseconds(average)
-            return Series(name, curve(self._parts, value), colour, style, at_rest)
+            return Series(name, curve(self._parts, value), color, style, at_rest)
 
         series = [
             over_time(name, f"stages.{name}", _STAGES.get(name, _OTHER_STAGE)[0], "area")
@@ -141,7 +141,7 @@ class Figures:
             bars.append(Bar("All rows, in host memory", host, size(host), detail, 3))
             if slots is not None and num_rows:
                 cached = host * slots / num_rows
-                detail = f"room for {count(slots)} rows, {percent(slots / num_rows)} of all"
+                detail = f"{count(slots)} slots, {percent(slots / num_rows)} of all rows"
                 bars.append(Bar("Cache, on the device", cached, size(cached), detail, 1))
         if device:
             bars.append(Bar("Device, everything", device, size(device), "cache, model and work space", 0))

@@ -1,4 +1,4 @@
-"""The headline: the figures of a run that a reader wants first."""
+"""The headline: the figures of a run that a reader looks for first."""
 
 from html import escape
 

@@ -9,7 +9,7 @@ from hotrows.report.units import NOT_MEASURED
 
 
 def listing(title: str, values: Mapping[str, Any]) -> str:
-    """A card with a line per value. The values of a nested mapping stand below its name."""
+    """A card with a line per value. The values of a nested mapping follow its name."""
     lines = "".join(_lines(values))
     body = f"<table>{lines}</table>" if lines else f'<p class="empty">{NOT_MEASURED}</p>'
     return f'\n<section class="card listing"><h3>{escape(title)}</h3>{body}</section>'

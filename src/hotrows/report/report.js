@@ -1,4 +1,4 @@
-// Pointing at one chart shows the values there in all of them: they share their axis.
+// All charts have the same horizontal axis, so the pointer in one of them shows the values of all of them there.
 "use strict";
 const charts = [...document.querySelectorAll(".chart:not([data-empty])")].map((figure) => {
   const series = JSON.parse(figure.querySelector('script[type="application/json"]').textContent);
@@ -12,28 +12,28 @@ const charts = [...document.querySelectorAll(".chart:not([data-empty])")].map((f
   return { drawing: figure.querySelector(".drawing"), series, values, cross, dots, atRest: values.map((b) => b.textContent) };
 });
 
-function nearest(places, place) {
-  let low = 0, high = places.length - 1;
+function nearest(positions, position) {
+  let low = 0, high = positions.length - 1;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (places[middle] < place) low = middle + 1; else high = middle;
+    if (positions[middle] < position) low = middle + 1; else high = middle;
   }
-  return low > 0 && place - places[low - 1] < places[low] - place ? low - 1 : low;
+  return low > 0 && position - positions[low - 1] < positions[low] - position ? low - 1 : low;
 }
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 const inWords = (samples) => compact.format(samples).replace("K", "k").replace(/[a-z]$/i, " $&");
 
-function show(place) {
+function show(position) {
   for (const { drawing, series, values, cross, dots } of charts) {
     cross.hidden = false;
-    cross.dataset.samples = inWords((place / 1000) * drawing.dataset.end);
-    cross.style.left = `${place / 10}%`;
-    series.forEach(([places, heights, texts], index) => {
-      const found = nearest(places, place);
+    cross.dataset.samples = inWords((position / 1000) * drawing.dataset.end);
+    cross.style.left = `${position / 10}%`;
+    series.forEach(([positions, heights, texts], index) => {
+      const found = nearest(positions, position);
       values[index].textContent = texts[found];
       dots[index].style.top = `${heights[found] / 10}%`;
-      dots[index].style.marginLeft = `${((places[found] - place) / 1000) * drawing.clientWidth}px`;
+      dots[index].style.marginLeft = `${((positions[found] - position) / 1000) * drawing.clientWidth}px`;
     });
   }
 }

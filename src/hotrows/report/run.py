@@ -26,7 +26,10 @@ class Run:
     unreadable: tuple[str, ...] = ()
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
-        """The metric lines of one kind, by step. Of several lines about a step, the last one counts: a run may be resumed."""
+        """The metric lines of one kind, by step.
+
+        A run may be resumed and then has several lines about one step. The last of them counts.
+        """
         by_step = {}
         for line in self.metrics:
             step = number(line, "step")
@@ -35,7 +38,7 @@ class Run:
         return [by_step[step] for step in sorted(by_step)]
 
     def evaluation(self, split: str) -> dict[str, Any]:
-        """AUC, log loss and accuracy of a split: the final ones, or for a killed run the last ones that were measured."""
+        """AUC, log loss and accuracy of a split: the final ones, or the last ones measured if the run was killed."""
         final = self.summary.get(split)
         if isinstance(final, dict):
             return final

@@ -13,19 +13,19 @@ class Axis:
     high: float
     ticks: tuple[float, ...]
 
-    def place(self, value: float) -> float:
-        """Where `value` lies, 0 at the low end and 1 at the high one; what is outside is put on the edge."""
+    def fraction(self, value: float) -> float:
+        """Where `value` lies: 0 at the low end, 1 at the high end. A value outside is put at the nearest end."""
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
     def texts(self) -> list[str]:
-        """The ticks in words, with one unit and equally many decimals for all of them."""
+        """The ticks as text. All of them have the same unit and the same number of decimals."""
         largest = max(abs(tick) for tick in self.ticks)
         factor, unit = next(((f, u) for f, u in _UNITS if largest >= f), (1.0, ""))
         step = (self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else largest or 1.0) / factor
         if largest and largest / factor < 1e-3:
             return [f"{tick:.3g}" for tick in self.ticks]
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-        if round(step, decimals) != round(step, decimals + 1):  # 0.25 and 2.5 need one more
+        if round(step, decimals) != round(step, decimals + 1):  # steps of 0.25 and 2.5 need one decimal more
             decimals += 1
         return ["0" if tick == 0 else f"{tick / factor:,.{decimals}f}{unit}" for tick in self.ticks]
 
@@ -33,12 +33,12 @@ class Axis:
 def value_axis(
     values: Sequence[float], *, zero: bool = False, min_span: float = 0.0, highest: float | None = None
 ) -> Axis:
-    """An axis for `values`, not stretched by the few that lie far from all others (a first loss, a pause).
+    """An axis for `values`. A few values far from all others (a first loss, a pause) do not stretch it.
 
     Args:
         zero: begin at 0, for amounts.
-        min_span: what it covers at least, so that noise does not look like a change.
-        highest: the end of what is possible, such as 100%: then nothing lies too far away to be shown.
+        min_span: the axis covers at least this much, so that noise does not look like a change.
+        highest: the largest possible value, such as 100%. All values are shown then, however far apart.
     """
     low, high = _usual_range(values) if highest is None else (min(values), max(values))
     if zero:
@@ -57,7 +57,7 @@ def value_axis(
 
 
 def position_axis(end: float) -> Axis:
-    """From 0 to exactly `end`, so that curves reach the right edge in every chart."""
+    """An axis from 0 to exactly `end`, so that curves reach the right edge in every chart."""
     end = end or 1.0
     step = _nice_step(end / 4)
     return Axis(0.0, end, tuple(index * step for index in range(math.floor(end / step + 1e-9) + 1)))
@@ -68,9 +68,9 @@ def _usual_range(values: Sequence[float]) -> tuple[float, float]:
     low, high = ordered[0], ordered[-1]
     if len(ordered) >= 20:
         inner_low, inner_high = ordered[len(ordered) // 50], ordered[-1 - len(ordered) // 50]
-        room = 3 * (inner_high - inner_low)
-        if room > 0:
-            low, high = max(low, inner_low - room), min(high, inner_high + room)
+        margin = 3 * (inner_high - inner_low)
+        if margin > 0:
+            low, high = max(low, inner_low - margin), min(high, inner_high + margin)
     return low, high
 
 

@@ -6,17 +6,17 @@ _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """`value` with about so many significant digits, and thousands set apart."""
+    """`value` with about this many significant digits, and commas between thousands."""
     if value == 0:
         return "0"
     if abs(value) < 1e-4:
         return f"{value:.{significant - 1}e}"
-    exponent = int(f"{value:.{significant - 1}e}".split("e")[1])  # after rounding: 999.9 has the one of 1000
+    exponent = int(f"{value:.{significant - 1}e}".split("e")[1])  # after rounding, so that 999.9 counts as 1000
     return f"{value:,.{max(0, significant - 1 - exponent)}f}"
 
 
 def count(value: float | None) -> str:
-    """33.8 M; small whole numbers stay whole."""
+    """A count in words, such as 33.8 M. Small whole numbers keep all their digits."""
     if value is None:
         return NOT_MEASURED
     if abs(value) < 1e4 and value == int(value):
@@ -25,7 +25,7 @@ def count(value: float | None) -> str:
 
 
 def whole(value: float | None) -> str:
-    """15,000: every digit, as long as they can be read."""
+    """A count with every digit, such as 15,000, unless it is too long to read."""
     if value is None:
         return NOT_MEASURED
     return f"{value:,.0f}" if abs(value) < 1e7 else count(value)
@@ -37,7 +37,7 @@ def size(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """0.015 is 1.5%; never rounded to all or nothing when it is not."""
+    """A share as text: 0.015 is 1.5%. Only a share of exactly 0 or 1 is written as 0.0% or 100%."""
     if share is None:
         return NOT_MEASURED
     value = 100 * share
@@ -74,7 +74,7 @@ def byte_unit(largest: float) -> tuple[float, str]:
 
 def _scaled(value: float, prefixes: tuple[tuple[float, str], ...], plain: str) -> str:
     for factor, unit in prefixes:
-        # 0.9995: what would be written as 1,000 k is 1.00 M
+        # A value that would be rounded to 1,000 k is written as 1.00 M.
         if abs(value) >= 0.9995 * factor:
             return f"{digits(value / factor)} {unit}"
     return f"{digits(value)} {plain}".rstrip()

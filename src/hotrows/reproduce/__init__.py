@@ -1,4 +1,4 @@
-"""The papers' tables and figures, run again: `hotrows reproduce`."""
+"""`hotrows reproduce`: the tables and figures of papers, measured with hotrows."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

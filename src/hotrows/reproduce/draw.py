@@ -1,4 +1,4 @@
-"""The pictures' common parts: ours in blue, the paper's in orange."""
+"""What the pictures have in common: ours in blue, the paper's in orange."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHADES = ("#b5cde6", "#7ba7d4", "#2563a8", "#12365c")  # of ours, from small to large
+SHADES = ("#b5cde6", "#7ba7d4", "#2563a8", "#12365c")  # for values of ours, from small to large
 LINE_WIDTH = 2.4
 
 Write = Callable[[float], str]
 
 
 def axes_of(figure: "Figure", number: int = 1) -> "list[Axes]":
-    """Axes side by side."""
+    """Divide a figure into axes side by side."""
     found = figure.subplots(1, number, squeeze=False)
     return list(found[0])
 
@@ -28,20 +28,21 @@ def bars(
     write: Write | None,
     colors: Sequence[str] = (BLUE, ORANGE),
 ) -> None:
-    """Groups of bars, one bar of each series in a group; what is not a number is left out."""
+    """Draw groups of bars. A group has one bar of each series; values that are not numbers are left out."""
     width = 0.8 / len(series)
     largest = 0.0
     for number, (label, values) in enumerate(series.items()):
-        places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(groups))]
-        shown = [(x, y) for x, y in zip(places, values, strict=True) if isinstance(y, int | float)]
+        positions = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
+        shown = [(x, y) for x, y in zip(positions, values, strict=True) if isinstance(y, int | float)]
         if not shown:
             continue
         heights = [y for _, y in shown]
         largest = max(largest, *heights)
         drawn = axes.bar([x for x, _ in shown], heights, width * 0.92, color=colors[number % len(colors)], label=label)
         if write is not None:
-            behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # so that no line goes through them
-            axes.bar_label(drawn, [write(y) for y in heights], padding=3, color=INK, fontsize=9, bbox=behind)
+            # The white box keeps lines from crossing the text.
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+            axes.bar_label(drawn, [write(y) for y in heights], padding=3, color=INK, fontsize=9, bbox=box)
     axes.set_xticks(range(len(groups)), groups)
     axes.tick_params(axis="x", length=0)
     axes.grid(True, axis="y")
@@ -50,18 +51,18 @@ def bars(
 
 
 def legend_above(axes: "Axes") -> None:
-    """Above the bars, where none of them can be hidden."""
+    """Put the legend above the bars, where it hides none of them."""
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, fontsize=9, borderaxespad=0.2)
 
 
 def legend_below(figure: "Figure", axes: "Axes", title: str) -> None:
-    """One legend for all axes of a figure, under them."""
+    """Put one legend for all axes of a figure below them."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, title=title, frameon=False, loc="outside lower center", ncols=5, fontsize=9)
 
 
 def level(axes: "Axes", height: float, text: str) -> None:
-    """A dashed line with a few words at its right end: a value that a figure is compared with."""
+    """Draw a dashed line with a text at its right end: a value that the figure is compared with."""
     axes.axhline(height, color=ORANGE, lw=1.4, ls=(0, (4, 3)), zorder=1)
     axes.annotate(
         text, (1.0, height), xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points",

@@ -37,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a figure must show, and whether it does. `holds` is None where this machine cannot decide it."""
+    """What a figure must show, and whether it does. `holds` is None if this machine cannot decide it."""
 
     text: str
     holds: bool | None
@@ -49,10 +49,10 @@ class Claim:
 
 
 def speed_claim(bench: Bench, text: str, holds: bool, found: str, on_a_cpu: str = "") -> Claim:
-    """A claim about speeds. Only a GPU's speeds are judged: a CPU does other work too, so its speeds vary by chance.
+    """A claim about speeds. Only speeds on a GPU are judged: a CPU does other work too, so its speeds vary by chance.
 
     Args:
-        on_a_cpu: why a CPU's speeds say little here, if there is a reason besides that.
+        on_a_cpu: another reason why speeds on a CPU say little here.
     """
     if bench.on_gpu:
         return Claim(text, holds, found)
@@ -90,11 +90,12 @@ class Experiment:
     """One figure or table of a paper.
 
     Args:
-        name: such as "fig9"; `also` are other names for it.
+        name: a short name such as "fig9".
         about: a sentence for the list of all experiments.
-        data: shapes of the data sets it is about.
-        trains: True if it trains. Small scales make training smaller; an experiment that only counts ids always has
-            the paper's size.
+        also: other names of the experiment.
+        data: the shapes of its data sets.
+        trains: True if it trains. A small scale makes training smaller, but an experiment that only counts ids always
+            has the paper's size.
     """
 
     name: str
@@ -110,7 +111,7 @@ class Experiment:
         """What is smaller than in the paper, in words. A data set that the user gives is never scaled down."""
         given = [bench.given[shape] for shape in self.data if shape in bench.given]
         scale = replace(bench.scale, rows=1.0) if given else bench.scale
-        sizes = scale.said() if self.trains else "the paper's sizes"
+        sizes = scale.describe() if self.trains else "the paper's sizes"
         return f"{' and '.join(given)} as given, otherwise {sizes}" if given else sizes
 
 
@@ -121,7 +122,10 @@ def number(value: object) -> float:
 
 
 def choose(experiments: Sequence[Experiment], names: Sequence[str], paper: str) -> list[Experiment]:
-    """The experiments of these names, in their order; all experiments if no name is given. `Fig 9` and `9` are `fig9`."""
+    """The experiments with these names, in the order of the names; all experiments if no name is given.
+
+    `Fig 9` and `9` are read as `fig9`.
+    """
     if not names:
         return list(experiments)
     by_name = {name: each for each in experiments for name in (each.name, *each.also)}

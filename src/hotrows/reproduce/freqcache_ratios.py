@@ -43,10 +43,13 @@ BUFFER_ROWS = FreqCacheOptions().buffer_rows
 
 
 def runs_of(case: Case, bench: Bench) -> dict[str, Trained]:
-    """A run with all rows on the device, then one at each ratio. Fig 5, 7 and 9 show the same runs, as do 6, 8, 10."""
+    """A run with all rows on the device, then one at each ratio.
+
+    Fig 5, 7 and 9 show the same runs of one data set, and Fig 6, 8 and 10 those of the other.
+    """
     batch_size = bench.scale.batch_size(case.batch_size)
-    lr = min(case.lr, bench.scale.most_lr)
-    data = bench.kept(case.shape, batch_size)
+    lr = min(case.lr, bench.scale.max_lr)
+    data = bench.training_data(case.shape, batch_size)
     base = RunConfig(
         model=ModelConfig("dlrm:freqcache", bench.scale.dim),
         optimizer=OptimizerConfig("sgd", lr),
@@ -62,7 +65,7 @@ def runs_of(case: Case, bench: Bench) -> dict[str, Trained]:
 
 
 def buffer_rows(case: Case, bench: Bench) -> int:
-    """The rows of the transmitter's block. Scaled down with the tables, so that it is not larger than the cache."""
+    """The rows of the transmitter's block, scaled down with the tables so that it is not larger than the cache."""
     return BUFFER_ROWS if case.shape in bench.given else max(1, round(BUFFER_ROWS * bench.scale.rows))
 
 
@@ -74,13 +77,13 @@ def replace_run(base: RunConfig, strategy: str, size: int | str = CacheSettings.
 def settings_of(case: Case, bench: Bench) -> dict[str, Any]:
     batch_size = bench.scale.batch_size(case.batch_size)
     return {
-        "data": bench.kept(case.shape, batch_size).name,
+        "data": bench.training_data(case.shape, batch_size).name,
         "batch_size": batch_size,
         "steps": bench.num_steps,
         "model": "dlrm:freqcache",
         "buffer_rows": buffer_rows(case, bench),
         "optimizer": "sgd",
-        "lr": min(case.lr, bench.scale.most_lr),
+        "lr": min(case.lr, bench.scale.max_lr),
         "precision": bench.precision,
     }
 
@@ -92,7 +95,7 @@ def accuracy(case: Case, bench: Bench) -> Result:
         rows.append({"mode": mode, **auc, "loss": trained.summary["train"]["loss"], "published": NOT_READABLE})
     first = rows[0]
     different = [row["mode"] for row in rows if any(row[key] != first[key] for key in ("valid", "test", "loss"))]
-    splits = [split for split in ("valid", "test") if first[split] is not None]  # a data set may have no validation
+    splits = [split for split in ("valid", "test") if first[split] is not None]  # there may be no validation split
     far = max(abs(number(row[key]) - number(first[key])) for row in rows for key in splits)
     text = "AUROC of validation and test, and the training loss, are those of all rows on the device, in every digit"
     return Result(
@@ -129,8 +132,8 @@ def memory(case: Case, bench: Bench) -> Result:
             row |= {
                 "reserved": taken.reserved / MB,
                 "reserved_saved": 1 - taken.reserved / whole.reserved,
-                "most": taken.most / MB,
-                "most_saved": 1 - taken.most / whole.most,
+                "most": taken.peak / MB,
+                "most_saved": 1 - taken.peak / whole.peak,
             }
         rows.append({**row, "published": published})
     default = next(row for row in rows if row["mode"] == f"{DEFAULT:g}%")
@@ -220,8 +223,8 @@ def draw_accuracy(figure: "Figure", result: Result) -> None:
     draw.bars(axes, modes, series, lambda value: f"{value:.5f}", colors=draw.SHADES[1:3])
     values = [value for each in series.values() for value in each]
     low, high = min(values), max(values)
-    room = max(high - low, 0.01)
-    axes.set_ylim(low - room, high + room)
+    margin = max(high - low, 0.01)
+    axes.set_ylim(low - margin, high + margin)
     draw.legend_above(axes)
     draw.titled(axes, "AUROC by cache ratio", "rows on the device", "AUROC (axis does not begin at 0)")
 
@@ -254,17 +257,17 @@ def _auc(trained: Trained, split: str) -> float | None:
     return None if found is None else float(found["auc"])
 
 
-def _of(case: Case, figure: int, what: str, about: str, run: Any, picture: Any) -> Experiment:
+def _experiment(case: Case, figure: int, what: str, about: str, run: Any, picture: Any) -> Experiment:
     title = f"Fig {figure}: {what} on {NAMES[case.shape]} by cache ratio"
     return Experiment(f"fig{figure}", title, about, partial(run, case), picture, data=(case.shape,))
 
 
 RATIO_EXPERIMENTS = tuple(
-    _of(case, first + later, what, about, run, picture)
+    _experiment(case, first + offset, what, about, run, picture)
     for first, what, about, run, picture in (
         (5, "AUROC", "Is the AUROC that of all rows on the device?", accuracy, draw_accuracy),
         (7, "memory", "How much device memory a cache saves.", memory, draw_memory),
         (9, "throughput", "What of the throughput a cache keeps.", throughput, draw_throughput),
     )
-    for later, case in enumerate((KAGGLE, AVAZU))
+    for offset, case in enumerate((KAGGLE, AVAZU))
 )

@@ -1,4 +1,4 @@
-"""HECA (Wu et al. 2024): Fig 1 and 9, which need no training; heca_batches.py and heca_caches.py have the others."""
+"""HECA (Wu et al. 2024): Fig 1 and 9, which need no training. heca_batches.py and heca_caches.py have the others."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SCALES = {
     "small": Scale("small", steps=50, samples=2**17, eval_samples=2048, rows=0.05, batch=8, cache=4, dim=8, passes=3),
-    "full": Scale("full", steps=600, samples=2**20, eval_samples=2**16, host_steps=100, passes=3, most_times=4),
+    "full": Scale("full", steps=600, samples=2**20, eval_samples=2**16, host_steps=100, passes=3, max_step_factor=4),
 }
 HOT_IDS = 0.0443
 MOST_FREQUENT = 10**7
@@ -72,7 +72,7 @@ def fig_9(bench: Bench) -> Result:
                 f"at most {100 * furthest:.2f} points off",
             )
         ],
-        settings={"data": bench.counted("criteo-kaggle").name, "samples": bench.scale.samples},
+        settings={"data": bench.counting_data("criteo-kaggle").name, "samples": bench.scale.samples},
         notes=[
             "The paper's text calls this Figure 10. Batches are the paper's, whatever the scale: no row is needed.",
             *([] if "criteo-kaggle" in bench.given else [FITTED]),
@@ -81,8 +81,8 @@ def fig_9(bench: Bench) -> Result:
 
 
 def duplicates(bench: Bench) -> dict[int, tuple[float, float]]:
-    """By batch size: ids in a batch before and after duplicates are dropped (DSF), over the first samples."""
-    data = bench.counted("criteo-kaggle")
+    """The ids in a batch before and after deduplication (DSF), by batch size: means over the first samples."""
+    data = bench.counting_data("criteo-kaggle")
     numbers = RowNumbers(data.schema)
     largest = max(BATCH_SIZES)
     num_blocks = min(bench.scale.samples, data.num_samples("train")) // largest

@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING
 from hotrows.profile.plot import BLUE, ORANGE, QUIET
 from hotrows.reproduce import draw
 from hotrows.reproduce.bench import Bench
-from hotrows.reproduce.experiment import NOT_READABLE, Claim, Column, Curve, Experiment, Result, Row, number, speed_claim
+from hotrows.reproduce.experiment import (
+    NOT_READABLE,
+    Claim,
+    Column,
+    Curve,
+    Experiment,
+    Result,
+    Row,
+    number,
+    speed_claim,
+)
 from hotrows.reproduce.heca_runs import BATCH_SIZES, DEFAULT_CACHE, settings_of, speeds, train
 
 if TYPE_CHECKING:
@@ -13,7 +23,7 @@ if TYPE_CHECKING:
 
 LOSS_BATCH_SIZES = (4096, 8192)
 
-# Table 2, HECA and HugeCTR by batch size, read as ms per iteration
+# Table 2: HECA and HugeCTR by batch size, read as ms per iteration.
 TABLE_2 = {
     "A100": ((0.21, 0.28, 0.47, 0.86), (0.86, 0.95, 1.17, 1.63)),
     "4090": ((0.36, 0.66, 0.88, 1.68), (1.12, 1.27, 1.61, 2.01)),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ENOUGH = 50_000  # rows: a larger cache gains little
+ENOUGH = 50_000  # a cache of more rows gains little
 FIG_8_RATES = dict(zip(BATCH_SIZES, (0.72, 0.77, 0.92, 0.95), strict=True))  # at the smallest cache
 FLAT_POINTS = 0.02
 FLAT_SPEED = 0.1
@@ -81,21 +81,21 @@ def draw_fig_8(figure: "Figure", result: Result) -> None:
         _label_inside(axes)
         axes.set_ylim(0, 1.05)
         draw.percent(axes)
-    places = [place - 0.3 for place in range(len(published))]
-    lookups.plot(places, published, "D", color=ORANGE, mec="white", ms=8, label="paper, smallest cache", zorder=5)
+    positions = [group - 0.3 for group in range(len(published))]
+    lookups.plot(positions, published, "D", color=ORANGE, mec="white", ms=8, label="paper, smallest cache", zorder=5)
     draw.titled(lookups, "Hit rate of lookups", "batch size", "")
     draw.titled(rows, "Hit rate of unique rows", "batch size", "")
     draw.legend_below(figure, lookups, "rows in the cache")
 
 
 def _label_inside(axes: "Axes") -> None:
-    """Whole percents in the middle of the bars."""
+    """Write whole percents into the middle of the bars."""
     from matplotlib.container import BarContainer
 
-    for place, drawn in enumerate(axes.containers):
+    for shade, drawn in enumerate(axes.containers):
         assert isinstance(drawn, BarContainer)
         labels = [f"{100 * bar.get_height():.0f}" for bar in drawn]
-        axes.bar_label(drawn, labels, label_type="center", color=INK if place < 2 else "white", fontsize=9)
+        axes.bar_label(drawn, labels, label_type="center", color=INK if shade < 2 else "white", fontsize=9)
 
 
 def fig_11(bench: Bench) -> Result:
@@ -151,9 +151,9 @@ def draw_fig_11(figure: "Figure", result: Result) -> None:
     (axes,) = draw.axes_of(figure)
     _by_cache(axes, result, "samples")
     host = [number(row["host"]) for row in result.rows[:: len(CACHE_ROWS)]]
-    for place, value in enumerate(host):
-        label = "rows on the host" if place == 0 else None
-        axes.plot([place - 0.42, place + 0.42], [value, value], color=QUIET, lw=1.6, ls=(0, (4, 2)), label=label)
+    for group, value in enumerate(host):
+        label = "rows on the host" if group == 0 else None
+        axes.plot([group - 0.42, group + 0.42], [value, value], color=QUIET, lw=1.6, ls=(0, (4, 2)), label=label)
     axes.set_ylim(0, 1.1 * max([*result.values("samples"), *host]))
     draw.thousands(axes)
     draw.titled(axes, "Throughput", "batch size", "samples/s")
@@ -161,7 +161,7 @@ def draw_fig_11(figure: "Figure", result: Result) -> None:
 
 
 def _by_cache(axes: "Axes", result: Result, key: str) -> None:
-    """Groups by batch size, a bar for each cache size."""
+    """Draw a group of bars for each batch size, with a bar for each cache size."""
     sizes = list(dict.fromkeys(result.values("batch")))
     caches = list(dict.fromkeys(result.values("cache")))
     series = {f"{cache:,}": [row[key] for row in result.rows if row["cache"] == cache] for cache in caches}

@@ -1,4 +1,4 @@
-"""HECA's training runs: Wide&Deep on Criteo Kaggle, one device."""
+"""The training runs of HECA: Wide&Deep on Criteo Kaggle, on one device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +15,10 @@ CACHE_ROWS = (20_000, 30_000, 50_000, 80_000)
 DEFAULT_CACHE = 80_000
 
 
-def train(bench: Bench, strategy: str, batch_size: int, cache_rows: int = DEFAULT_CACHE, again: int = 0) -> Trained:
-    """A run with a published batch size and cache, both made as small as the scale asks for."""
+def train(bench: Bench, strategy: str, batch_size: int, cache_rows: int = DEFAULT_CACHE, attempt: int = 0) -> Trained:
+    """A run with a published batch size and cache, scaled down as the bench's scale says."""
     size, rows = bench.scale.batch_size(batch_size), bench.scale.cache_rows(cache_rows)
-    data = bench.kept(SHAPE, bench.scale.batch_size(max(BATCH_SIZES)))
+    data = bench.training_data(SHAPE, bench.scale.batch_size(max(BATCH_SIZES)))
     cached = strategy == "heca"
     config = RunConfig(
         strategy=strategy,
@@ -29,38 +29,38 @@ def train(bench: Bench, strategy: str, batch_size: int, cache_rows: int = DEFAUL
         train=TrainConfig(batch_size=size),
     )
     what = f"{strategy}, batch {size:,}" + (f", {rows:,} rows" if cached else "")
-    return bench.train(what, config, data, again, times=max(BATCH_SIZES) // batch_size)
+    return bench.train(what, config, data, attempt, step_factor=max(BATCH_SIZES) // batch_size)
 
 
 def speeds(bench: Bench, cases: Sequence[tuple[str, int, int]]) -> dict[tuple[str, int, int], float]:
-    """Samples per second of strategies with a batch size and a cache each.
+    """Samples per second of cases: a strategy with a batch size and a cache each.
 
-    All are run one after the other, and again: what else a machine does meanwhile seldom hits a case twice. Where rows
-    on the host take so long that they get fewer steps, they are run once. After Ctrl-C the passes that are complete
-    count.
+    All cases run one after the other, in several passes, and the fastest run of each counts: other work on the machine
+    rarely slows down the same case twice. `host` runs once if the scale gives it fewer steps, because it takes long.
+    After Ctrl-C the complete passes count.
     """
     found = dict.fromkeys(cases, 0.0)
-    for again in range(bench.scale.passes):
-        once: dict[tuple[str, int, int], float] = {}
+    for attempt in range(bench.scale.passes):
+        measured: dict[tuple[str, int, int], float] = {}
         try:
             for case in cases:
-                if again == 0 or case[0] != "host" or bench.scale.host_steps is None:
-                    once[case] = train(bench, *case, again).samples_per_second
+                if attempt == 0 or case[0] != "host" or bench.scale.host_steps is None:
+                    measured[case] = train(bench, *case, attempt).samples_per_second
         except KeyboardInterrupt:
-            if again == 0:
+            if attempt == 0:
                 raise
-            bench.passes_done = again
+            bench.passes_done = attempt
             break
-        for case, speed in once.items():
+        for case, speed in measured.items():
             found[case] = max(found[case], speed)
     return found
 
 
 def settings_of(bench: Bench) -> dict[str, Any]:
     return {
-        "data": bench.kept(SHAPE, bench.scale.batch_size(max(BATCH_SIZES))).name,
+        "data": bench.training_data(SHAPE, bench.scale.batch_size(max(BATCH_SIZES))).name,
         "steps": bench.num_steps,
-        **({} if bench.scale.most_times == 1 else {"most_steps": bench.num_steps * bench.scale.most_times}),
+        **({} if bench.scale.max_step_factor == 1 else {"most_steps": bench.num_steps * bench.scale.max_step_factor}),
         "host_steps": bench.steps_of("host"),
         "model": "wide-deep",
         "dim": bench.scale.dim or DIM,

@@ -15,7 +15,7 @@ from hotrows.reproduce.experiment import Column, Curve, Result, Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HOT = 0.9  # of the accesses
+HOT = 0.9  # hot ids are the most frequent ids that together get this share of the accesses
 NAMES = {"criteo-kaggle": "Criteo Kaggle", "avazu": "Avazu"}
 COLORS = {"Criteo Kaggle": BLUE, "Avazu": "#5aa469"}
 NUM_POINTS = 200
@@ -42,9 +42,9 @@ class Use:
 
 
 def use_of(bench: Bench, shape: str, top: int | None) -> Use:
-    """Count the ids of a data set; the curve has the `top` most frequent of them."""
+    """Count the ids of a data set. The curve shows the `top` most frequent ids, or all of them."""
     bench.progress(f"counting ids: {shape}", 0.0)
-    counts = bench.counted(shape).counts()
+    counts = bench.counting_data(shape).counts()
     hot = Skew.pooled([Skew.of(table.numpy()) for table in counts.values()]).ids_for(HOT)
     ordered = -np.sort(-np.concatenate([table.numpy() for table in counts.values()]))
     seen = ordered[: np.count_nonzero(ordered)]
@@ -55,8 +55,11 @@ def use_of(bench: Bench, shape: str, top: int | None) -> Use:
 
 
 def result_of(uses: Sequence[Use], published: dict[str, str], given: bool) -> Result:
-    """Args:
-    given: whether all data sets are the user's.
+    """Put the use of several data sets into one result.
+
+    Args:
+        published: the paper's value of some data sets.
+        given: True if the user gave all data sets.
     """
     rows: list[Row] = [
         {
@@ -72,7 +75,7 @@ def result_of(uses: Sequence[Use], published: dict[str, str], given: bool) -> Re
 
 
 def draw_use(figure: "Figure", result: Result) -> None:
-    """The curves on the left, what 90% of the accesses need on the right."""
+    """Draw the curves on the left, and the share of the ids with 90% of the accesses on the right."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     curves, shares = draw.axes_of(figure, 2)
@@ -83,11 +86,11 @@ def draw_use(figure: "Figure", result: Result) -> None:
     curves.grid(True)
     curves.legend(frameon=False)
     draw.titled(curves, "How often ids are used", result.curves[0].x_title, "accesses")
-    places = range(len(result.rows))
+    positions = range(len(result.rows))
     ours = [float(share) * 100 for share in result.values("ids_for_90")]
     paper = [_percent(text) for text in result.values("published")]
     for values, color, label, shift in ((ours, BLUE, "ours", -0.2), (paper, ORANGE, "paper", 0.2)):
-        shown = [(place + shift, value) for place, value in zip(places, values, strict=True) if value is not None]
+        shown = [(x + shift, value) for x, value in zip(positions, values, strict=True) if value is not None]
         if shown:
             drawn = shares.bar([x for x, _ in shown], [y for _, y in shown], 0.38, color=color, label=label)
             shares.bar_label(drawn, [f"{y:.3g}%" for _, y in shown], padding=3, color=INK)
@@ -97,7 +100,7 @@ def draw_use(figure: "Figure", result: Result) -> None:
     shares.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
     shares.yaxis.set_minor_formatter(NullFormatter())
     shares.grid(True, axis="y")
-    shares.set_xticks(list(places), result.values("data"))
+    shares.set_xticks(list(positions), result.values("data"))
     shares.set_xlim(-0.5, len(result.rows) - 0.5)
     shares.tick_params(axis="x", length=0)
     draw.legend_above(shares)

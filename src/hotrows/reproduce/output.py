@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: a CSV, a picture, and a JSON file with all that is needed to judge it."""
+"""The files of an experiment: a CSV, a picture, and a JSON file with everything needed to judge it."""
 
 import csv
 import dataclasses
@@ -38,7 +38,7 @@ def describe(paper: str, experiment: Experiment, bench: Bench, result: Result) -
 
 
 def write(directory: Path, paper: str, experiment: Experiment, bench: Bench, result: Result) -> dict[str, Any]:
-    """Write NAME.csv, NAME.png and NAME.json, and NAME-curves.csv where there are curves; answers with the JSON."""
+    """Write NAME.csv, NAME.png and NAME.json, and NAME-curves.csv if there are curves. Returns the JSON's content."""
     directory.mkdir(parents=True, exist_ok=True)
     found = describe(paper, experiment, bench, result)
     stem = directory / experiment.name
@@ -66,7 +66,7 @@ def plot(path: Path, experiment: Experiment, result: Result, caption: str) -> No
 
 
 def environment(bench: Bench) -> dict[str, Any]:
-    """Where and with what an experiment ran."""
+    """The hardware, versions and commit that an experiment ran with."""
     device = choose_device(bench.device)
     cores = f"{os.cpu_count()} CPU cores"
     return {
@@ -90,9 +90,10 @@ def _write_curves(path: Path, curves: list[Curve]) -> None:
 
 @cache
 def commit() -> str | None:
-    """The commit of a checkout, marked where files differ from it; of a copy of one what it is told.
+    """The commit of a checkout, marked as dirty if files differ from it; None for an installed package.
 
-    None for an installed package. Asked for once, at the start: files may change while experiments run.
+    A copy of a checkout takes it from the variable HOTROWS_COMMIT. The result is cached, because files may change
+    while experiments run.
     """
     if "HOTROWS_COMMIT" in os.environ:
         return os.environ["HOTROWS_COMMIT"]

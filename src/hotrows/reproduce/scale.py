@@ -1,4 +1,4 @@
-"""How large an experiment is: the paper's own size, or a small one that a CPU can do."""
+"""How large an experiment is: the paper's own size, or one that a CPU can train in minutes."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ class Scale:
     """What is smaller than in the paper.
 
     Args:
-        rows: share of the tables' rows that are trained.
-        counted_rows: share of the tables' rows where ids are only counted, which takes no table.
-        batch: batch sizes are divided by it.
-        cache: cache sizes in rows are divided by it. A batch of half the samples has more than half the unique rows,
-            so caches shrink less than batches.
-        dim: width of the rows; None for the paper's.
-        most_lr: learning rates are at most this: a smaller batch needs smaller steps, and synthetic data too.
-        steps: training steps of each run.
-        most_times: batches of half the samples train twice the steps, and so on, up to so many times: a run of short
-            steps is over before a machine runs evenly.
-        host_steps: of a run with all rows on the host, which takes many times as long; None: as many as others.
-        passes: how often all runs that are compared for their speed are made, one after the other; the fastest counts.
-        samples: that are read to count duplicates in batches.
-        eval_samples: at most so many of each of the validation and test splits.
+        rows: the share of the tables' rows in training.
+        counted_rows: the share of the tables' rows where ids are only counted, which takes no table.
+        batch: batch sizes are divided by this.
+        cache: cache sizes in rows are divided by this. Half a batch has more than half of its unique rows, so caches
+            shrink less than batches.
+        dim: the width of the rows. None takes the paper's.
+        max_lr: an upper limit of the learning rates, because smaller batches and synthetic data need smaller steps.
+        steps: the training steps of each run.
+        max_step_factor: batches of half the size train twice as many steps and so on, up to this factor. A run of a
+            few short steps would be over before the machine runs evenly.
+        host_steps: the steps of a run with all rows on the host, which takes many times as long. None takes `steps`.
+        passes: how often runs that are compared for their speed are made. The fastest of each counts.
+        samples: how many samples are read to count duplicates in batches.
+        eval_samples: how many samples of each of the validation and test splits are used at most.
     """
 
     name: str
@@ -33,10 +33,10 @@ class Scale:
     batch: int = 1
     cache: int = 1
     dim: int | None = None
-    most_lr: float = 1.0
+    max_lr: float = 1.0
     passes: int = 1
     host_steps: int | None = None
-    most_times: int = 1
+    max_step_factor: int = 1
 
     def batch_size(self, published: int) -> int:
         return max(1, published // self.batch)
@@ -44,7 +44,7 @@ class Scale:
     def cache_rows(self, published: int) -> int:
         return max(1, published // self.cache)
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """What is smaller than in the paper, in words."""
         parts = []
         if self.rows != 1:
@@ -56,4 +56,4 @@ class Scale:
         if self.dim is not None:
             parts.append(f"dim {self.dim}")
         sizes = "scaled down: " + ", ".join(parts) if parts else "the paper's sizes"
-        return sizes if self.most_lr == 1 else f"{sizes}, learning rates {self.most_lr:g} at most"
+        return sizes if self.max_lr == 1 else f"{sizes}, learning rates {self.max_lr:g} at most"

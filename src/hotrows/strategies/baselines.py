@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from hotrows.batch import Batch
+from hotrows.loop.lookahead import lookahead
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
 from hotrows.strategies.base import Strategy
-from hotrows.strategies.lookahead import lookahead
 from hotrows.table import Table
 
 

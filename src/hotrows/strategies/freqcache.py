@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch
-from hotrows.cache.maintenance import preload_hottest
 from hotrows.cache.transfer import BlockTransmitter
+from hotrows.loop.preload import preload_hottest
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
 from hotrows.stores.row_order import RowOrder
@@ -65,9 +65,10 @@ class FreqCacheStrategy(Strategy):
             row_order=RowOrder(self._counts_of(tables)),
             transfer=BlockTransmitter(self.options.buffer_rows),
         )
-        for group in bags.groups:
+        for scheduler in bags.schedulers:
             # Round before ceil: 0.7 · 110 may be slightly more than 77 in floating point, and must not become 78.
-            preload_hottest(group, math.ceil(round(self.options.warmup_ratio * group.num_slots, 6)))
+            num_rows = math.ceil(round(self.options.warmup_ratio * scheduler.cache.num_slots, 6))
+            preload_hottest(scheduler, num_rows)
         return bags
 
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:

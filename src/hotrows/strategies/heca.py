@@ -19,14 +19,15 @@ from hotrows.batch import Batch
 from hotrows.cache.stats import Stats
 from hotrows.cache.transfer import ZeroCopy
 from hotrows.data.read_ahead import iterate_ahead_if_slow
+from hotrows.loop.lookahead import lookahead
+from hotrows.loop.ticket_updates import read_rows_early
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
 from hotrows.strategies.base import CacheSettings, Strategy
 from hotrows.strategies.data_knowledge import DataKnowledge
-from hotrows.strategies.hot_set import HotSet, Room, check_threshold, choose_hot
-from hotrows.strategies.lookahead import lookahead
+from hotrows.strategies.hot_set import HotSet, TableCost, check_threshold, choose_hot
 from hotrows.strategies.options import option
-from hotrows.strategies.stage_times import StageClock, StageTimes
+from hotrows.strategies.stage_times import StageTimer, StageTimes
 from hotrows.table import Table
 
 logger = logging.getLogger("hotrows")
@@ -91,7 +92,7 @@ class HecaStrategy(Strategy):
     def __init__(self, cache: CacheSettings, options: Any = None, data: DataKnowledge | None = None) -> None:
         super().__init__(cache, options, data)
         self.hot: HotSet | None = None  # chosen when the bags are made
-        self._clock: StageClock | None = None
+        self._timer: StageTimer | None = None
 
     def make_bags(
         self, tables: Sequence[Table], dim: int, optimizer: RowOptimizer, device: torch.device, seed: int
@@ -103,8 +104,8 @@ class HecaStrategy(Strategy):
         self.hot = self._choose_hot(bags)
         preload(bags, self.hot)
         if self.options.consistency == "stale":
-            for group in bags.groups:
-                group.read_rows_early()
+            for scheduler in bags.schedulers:
+                read_rows_early(scheduler)
         return bags
 
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:
@@ -112,19 +113,19 @@ class HecaStrategy(Strategy):
 
         The loader gets no thread of its own if making a batch takes less time than handing it over to another thread.
         """
-        if self._clock is None or not self._clock.is_of(bags):
-            self._clock = StageClock(bags)
-        loaded = iterate_ahead_if_slow(self._clock.loading(loader))
-        return self._clock.training(lookahead(loaded, bags, DEPTH, WINDOW))
+        if self._timer is None or not self._timer.is_of(bags):
+            self._timer = StageTimer(bags)
+        loaded = iterate_ahead_if_slow(self._timer.loading(loader))
+        return self._timer.training(lookahead(loaded, bags, DEPTH, WINDOW))
 
     @property
     def stage_times(self) -> StageTimes | None:
         """The times of all batches so far, or of those since the warm-up. None before the first loop."""
-        return None if self._clock is None else self._clock.times()
+        return None if self._timer is None else self._timer.times()
 
     def warmed_up(self) -> None:
-        if self._clock is not None:
-            self._clock.restart()
+        if self._timer is not None:
+            self._timer.restart()
 
     def outcome(self, bags: EmbeddingBagCollection) -> dict[str, Any]:
         stats, times = bags.stats(), self.stage_times
@@ -152,13 +153,13 @@ class HecaStrategy(Strategy):
 
     def _choose_hot(self, bags: EmbeddingBagCollection) -> HotSet:
         counts = self._count()
-        rooms = {
-            table.name: Room(bags.groups.index(group), group.store.layout.num_bytes)
+        costs = {
+            table.name: TableCost(bags.caches.index(cache), cache.store.layout.num_bytes)
             for table in bags.tables
-            for group in [bags.group_of(table.name)]
+            for cache in [bags.cache_of(table.name)]
         }
-        limits = {i: int((1 - self.options.dynamic) * group.num_slots) for i, group in enumerate(bags.groups)}
-        hot = choose_hot(counts, self.options.hot, rooms, limits)
+        limits = {i: int((1 - self.options.dynamic) * cache.num_slots) for i, cache in enumerate(bags.caches)}
+        hot = choose_hot(counts, self.options.hot, costs, limits)
         if hot.num_rows < hot.num_wanted:
             logger.warning(
                 "heca: %d rows are hot by the threshold %s, but %d of them fill the static part of the cache (%d%% of "
@@ -180,5 +181,5 @@ def preload(bags: EmbeddingBagCollection, hot: HotSet) -> None:
     for name, ids in hot.ids.items():
         if ids.numel():
             bags.pin(name, ids)
-    for group in bags.groups:
-        group.stats = Stats(bytes_in=group.totals().bytes_in)
+    for scheduler in bags.schedulers:
+        scheduler.cache.stats = Stats(bytes_in=scheduler.totals().bytes_in)

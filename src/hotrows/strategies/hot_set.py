@@ -14,20 +14,20 @@ _ALLOWED = 'give a count (10), a share of the accesses ("90%"), or memory ("256M
 
 
 @dataclass(frozen=True)
-class Room:
-    """What the rows of a table cost, and the cache that they share with others."""
+class TableCost:
+    """The bytes of a table's records, and the cache that the table shares with others."""
 
-    group: int
+    cache: int
     record_bytes: int
 
 
 @dataclass(frozen=True)
 class HotSet:
-    """The ids chosen of each table, ascending."""
+    """The hot ids of each table, ascending."""
 
     ids: dict[str, Tensor]
-    num_wanted: int  # by the threshold; more than were chosen where they do not fit
-    share_of_accesses: float  # that go to the chosen ones
+    num_wanted: int  # rows above the threshold; more than there are ids if they do not all fit
+    share_of_accesses: float  # the share of all accesses that go to these rows
 
     @property
     def num_rows(self) -> int:
@@ -35,7 +35,7 @@ class HotSet:
 
 
 def check_threshold(hot: int | str) -> None:
-    """Raise where a threshold cannot be read."""
+    """Raise if a threshold cannot be read."""
     if isinstance(hot, bool) or not isinstance(hot, int | str):
         raise ValueError(f"heca.hot is {hot!r}: {_ALLOWED}")
     if isinstance(hot, int):
@@ -50,17 +50,18 @@ def check_threshold(hot: int | str) -> None:
 
 
 def choose_hot(
-    counts: Mapping[str, Tensor], hot: int | str, rooms: Mapping[str, Room], limits: Mapping[int, int]
+    counts: Mapping[str, Tensor], hot: int | str, costs: Mapping[str, TableCost], limits: Mapping[int, int]
 ) -> HotSet:
-    """The most frequent rows of all tables together, down to the threshold; of equal ones the first.
+    """The most frequent rows of all tables together, down to the threshold. Of equally frequent rows, the first.
 
     Args:
         counts: how often each id of each table occurs, int64 [rows].
-        hot: a row must occur so often (10), or the rows get this share of all accesses ("90%"), or their records take
-            this much memory at most ("256MB"). A row that does not occur is never hot.
-        rooms: of every table. limits: the most rows of every group; rarer ones beyond it are left out.
+        hot: the threshold. Rows are hot that occur at least this often (10), or that get this share of all accesses
+            ("90%"), or whose records fit into this much memory ("256MB"). A row that does not occur is never hot.
+        costs: for every table.
+        limits: the most hot rows of every cache. Rarer rows beyond the limit are left out.
     """
-    names = [name for name in rooms if name in counts]
+    names = [name for name in costs if name in counts]
     if not names:
         return HotSet({}, 0, 0.0)
     seen = [counts[name].nonzero().squeeze(1) for name in names]
@@ -70,12 +71,12 @@ def choose_hot(
     order = torch.argsort(often, descending=True, stable=True)
     often, ids, table = often[order], ids[order], table[order]
 
-    record_bytes = torch.tensor([rooms[name].record_bytes for name in names])[table]
+    record_bytes = torch.tensor([costs[name].record_bytes for name in names])[table]
     num = _num_above(often, record_bytes, hot)
-    group = torch.tensor([rooms[name].group for name in names])[table[:num]]
+    cache = torch.tensor([costs[name].cache for name in names])[table[:num]]
     fits = torch.ones(num, dtype=torch.bool)
     for number, limit in limits.items():
-        mine = group == number
+        mine = cache == number
         fits &= ~mine | (torch.cumsum(mine, 0) <= limit)
     chosen = {name: ids[:num][fits & (table[:num] == number)].sort().values for number, name in enumerate(names)}
     return HotSet(chosen, num, float(often[:num][fits].sum()) / max(1, int(often.sum())))

@@ -1,1 +1,1 @@
-"""Training: from a run file to a trained, measured model."""
+"""Trains and evaluates a model as a run file describes it."""

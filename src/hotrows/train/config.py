@@ -1,4 +1,4 @@
-"""A run, described by one TOML file. Every section is a dataclass, and an unknown key is an error."""
+"""The configuration of a run, from one TOML file. Every section is a dataclass, and an unknown key is an error."""
 
 import dataclasses
 import tomllib
@@ -19,7 +19,7 @@ DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
 @dataclass
 class ModelConfig:
     name: str = "dlrm"
-    dim: int | None = None  # width of the embedding rows; None takes the model's own
+    dim: int | None = None  # the width of the embedding rows; None takes the model's default
 
 
 @dataclass
@@ -82,7 +82,7 @@ class RunConfig:
     dense_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    save: bool = True  # keep the trained model in the run directory, for `hotrows evaluate`
+    save: bool = True  # write the trained model into the run directory, for `hotrows evaluate`
     options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -103,7 +103,7 @@ class RunConfig:
         return run
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_dict` reads: the sections of the chosen strategy, and of others where they were given."""
+        """The content that `from_dict` reads. It has the options of the chosen strategy, and all that were given."""
         content = {
             each.name: _plain(getattr(self, each.name)) for each in dataclasses.fields(self) if each.name != "options"
         }
@@ -119,12 +119,14 @@ class RunConfig:
         for name, value, lowest in (
             ("train.batch_size", self.train.batch_size, 1),
             ("train.epochs", self.train.epochs, 1),
+            ("train.max_steps", self.train.max_steps, 1),
+            ("train.eval_every", self.train.eval_every, 1),
             ("train.eval_batch_size", self.train.eval_batch_size, 1),
             ("train.log_every", self.train.log_every, 1),
             ("cache.depth", self.cache.depth, 0),
             ("schedule.warmup_steps", self.schedule.warmup_steps, 0),
         ):
-            if value < lowest:
+            if value is not None and value < lowest:
                 raise ValueError(f"{name} is {value}, it must be {lowest} or more")
         for name, chosen, known in (
             ("train.precision", self.train.precision, PRECISIONS),

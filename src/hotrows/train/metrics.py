@@ -1,4 +1,4 @@
-"""How good predictions are: AUC, log loss and accuracy."""
+"""The quality of predictions: AUC, log loss and accuracy."""
 
 import torch
 from torch import Tensor

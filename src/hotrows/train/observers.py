@@ -6,7 +6,7 @@ from typing import Any
 
 
 class MetricsFile:
-    """One JSON object per line. Each is written as soon as it is known, so that a killed run keeps its metrics."""
+    """Writes one JSON object per line. Each is written at once, so that a killed run keeps its metrics."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Make a dataclass from a dict, as it comes from a TOML or JSON file."""
+"""Makes a dataclass from a dict that was read from a TOML or JSON file."""
 
 import dataclasses
 import types
@@ -10,7 +10,9 @@ T = TypeVar("T")
 
 
 def read_dataclass(kind: type[T], content: Mapping[str, Any], where: str) -> T:
-    """Refuse keys that the dataclass does not have, and values of another type. Nested dataclasses are sections.
+    """Make a dataclass. Keys that it does not have and values of another type are errors.
+
+    A field that is a dataclass is a section of the file.
 
     Args:
         where: the file, or the section of a file, for error messages.

@@ -1,4 +1,4 @@
-"""A run: from its configuration to a directory with its results."""
+"""A run: trains as a configuration says, and writes a directory with the results."""
 
 import json
 import logging
@@ -78,7 +78,7 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
 
 
 def strategy_of(config: RunConfig, data: DataKnowledge | None = None) -> Strategy:
-    """Make the configured strategy with its own section of the run file, and warn about settings it does not use.
+    """Make the configured strategy with its section of the run file. Warn about cache settings that it does not use.
 
     Args:
         data: what is known about the training split.
@@ -112,7 +112,11 @@ def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Str
 
 
 def evaluate_run(directory: Path, data: str | None = None, split: str = "test") -> dict[str, Any]:
-    """Evaluate a run's model, in the run's precision, on a split of its own data set or of one with the same columns."""
+    """Evaluate the model of a run in the run's precision.
+
+    Args:
+        data: a data set with the same columns; None takes the one that the run was trained on.
+    """
     config = RunConfig.from_dict(_read(directory / "config.json"), str(directory / "config.json"))
     path = directory / MODEL_FILE
     if not path.exists():
@@ -200,7 +204,7 @@ def summarize(config: RunConfig, parts: Parts, outcome: Outcome) -> dict[str, An
 
 
 def cache_contents(parts: Parts) -> dict[str, Any]:
-    """How many rows of each table are in the cache."""
+    """The number of rows of each table that are in the cache."""
     found = parts.bags.cached_rows()
     tables = [{"name": table.name, "rows": table.num_rows, "cached": found[table.name]} for table in parts.bags.tables]
     slots = sum(cache.num_slots for cache in parts.bags.caches)
@@ -222,7 +226,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name; "auto" is CUDA where PyTorch sees a device, else the CPU."""
+    """The device with this name. "auto" is CUDA if PyTorch sees a CUDA device, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

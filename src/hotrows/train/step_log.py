@@ -11,7 +11,7 @@ from hotrows.train.timeline import Timeline
 
 
 class StepLog:
-    """Collects what happened since the last record.
+    """Sums up the steps since the last record.
 
     Losses stay on the device until a record is made, because reading one would make the host wait for the device.
     """

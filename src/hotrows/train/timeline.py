@@ -1,4 +1,4 @@
-"""How long each stage of training takes: in sums, and on request as a timeline for Perfetto."""
+"""The time of each stage of training: its sum, and on request a timeline for Perfetto."""
 
 import json
 import threading
@@ -28,11 +28,11 @@ class Timeline:
 
     @contextmanager
     def span(self, name: str, stage: str | None = None) -> Iterator[None]:
-        """Time what is done inside.
+        """Time what is done inside the context.
 
         Args:
-            stage: the stage that the time is added to. Stages nested inside, in the same thread, count for themselves
-                only.
+            stage: the stage that the time is added to. The time of a stage nested inside, in the same thread, counts
+                for the nested stage only.
         """
         begin = time.perf_counter()
         around, self._nested.seconds = self._nested.seconds, 0.0
@@ -49,7 +49,7 @@ class Timeline:
                 self._spans.append((name, threading.current_thread().name, begin, end))
 
     def timed(self, batches: Iterable[B], name: str, stage: str) -> Iterator[B]:
-        """Pass batches on, and time how long each takes to arrive."""
+        """The same batches. The time that each of them takes to arrive is added to a stage."""
         source = iter(batches)
         while True:
             with self.span(name, stage):
@@ -86,7 +86,7 @@ class Timeline:
 
 
 class _NestedStages(threading.local):
-    """Seconds of the stages inside the span that is open, by thread."""
+    """Seconds of the stages nested inside the open span, by thread."""
 
     seconds = 0.0
 

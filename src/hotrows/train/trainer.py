@@ -27,24 +27,24 @@ from hotrows.train.timeline import Timeline
 
 
 class Observer(Protocol):
-    """Hears how a run goes: a progress bar, a metrics file, TensorBoard."""
+    """Shows or records a training while it runs: a progress bar, a metrics file, TensorBoard."""
 
     def begin(self, num_steps: int) -> None:
-        """Training begins, with this many steps to do."""
+        """Called before the first step, with the number of steps."""
 
     def trained(self, record: dict[str, Any]) -> None:
-        """Called every `log_every` steps, with what happened since the last call."""
+        """Called every `log_every` steps, with a record of the steps since the last call."""
 
     def evaluated(self, record: dict[str, Any]) -> None:
         """Called after every evaluation."""
 
     def end(self) -> None:
-        """Training and the final evaluation are over."""
+        """Called once after training and the final evaluation, also if one of them raised."""
 
 
 @dataclass
 class Parts:
-    """What is trained."""
+    """The parts of a training: the model, its embedding bags, and the optimizer of the dense part."""
 
     model: nn.Module
     bags: EmbeddingBagCollection
@@ -59,7 +59,7 @@ class Outcome:
     steps: int
     seconds: float
     samples: int
-    loss: float  # mean over all steps
+    loss: float  # the mean over all steps
     valid: dict[str, float] | None
     test: dict[str, float] | None
     interrupted: bool
@@ -73,7 +73,8 @@ class Trainer:
     """Trains a model on a data set.
 
     Args:
-        observers: hear how it goes.
+        strategy: has built `parts.bags`; it decides how batches are read and is called after every evaluation.
+        observers: are called while training goes on.
         timeline: measures the time of the stages.
     """
 
@@ -98,6 +99,15 @@ class Trainer:
 
     def train(self) -> Outcome:
         """Train, evaluate, and write every row back to the store. Ctrl-C ends training early and keeps its result."""
+        try:
+            return self._train()
+        finally:
+            if self.graphed is not None:
+                self.graphed.close()
+            for observer in self._observers:
+                observer.end()
+
+    def _train(self) -> Outcome:
         config = self._config.train
         loader = self._strategy.loader(
             self._data.loader("train", config.batch_size, shuffle=config.shuffle, seed=self._config.seed)
@@ -120,7 +130,7 @@ class Trainer:
                 self._log.add(loss, batch.label.shape[0])
                 last = step == num_steps
                 if step % config.log_every == 0 or last:
-                    self._tell(self._log.flush(step, time.perf_counter() - start - evaluating))
+                    self._notify(self._log.flush(step, time.perf_counter() - start - evaluating))
                 if last or (ends_epoch if config.eval_every is None else step % config.eval_every == 0):
                     began = time.perf_counter()
                     valid = self.evaluate("valid", step)
@@ -132,12 +142,10 @@ class Trainer:
         self._parts.bags.flush()
         seconds = time.perf_counter() - start - evaluating
         test = None if interrupted else self.evaluate("test", step)
-        for observer in self._observers:
-            observer.end()
         return Outcome(step, seconds, self._log.samples, self._log.mean_loss(), valid, test, interrupted)
 
     def evaluate(self, split: str, step: int) -> dict[str, float] | None:
-        """AUC, log loss and accuracy on a split; None if it has no samples. Observers and strategy hear the result."""
+        """AUC, log loss and accuracy on a split, None if it has no samples. Calls the observers and the strategy."""
         if self._data.num_samples(split) == 0:
             return None
         result = evaluate(self._parts, self._data.loader(split, self._config.train.eval_batch_size), self._precision())
@@ -148,7 +156,7 @@ class Trainer:
         return result
 
     def _epochs(self, loader: Loader) -> Iterator[tuple[Batch, bool]]:
-        """Batches epoch by epoch, each with True if it is the last batch of its epoch."""
+        """Iterate over the batches of all epochs. With each batch comes True if it is the last of its epoch."""
         for epoch in range(self._config.train.epochs):
             loader.set_epoch(epoch)
             self._parts.bags.train()
@@ -158,7 +166,10 @@ class Trainer:
                 yield batch, number == len(loader)
 
     def _pinned_ahead(self, loader: Loader) -> Iterable[Batch]:
-        """For a GPU, batches in pinned memory, read ahead in a thread unless the strategy does that itself."""
+        """The loader's batches. For a GPU they are in pinned memory, and a thread reads slow loaders ahead.
+
+        A strategy that has such a thread itself says so by `loads_ahead`.
+        """
         if self._parts.device.type != "cuda":
             return loader
         batches = map(pinned, loader)
@@ -184,9 +195,10 @@ class Trainer:
         return computing_in(self._config.train.precision, self._parts.device)
 
     def _step_as_captured(self) -> None:
-        """Make the dense optimizer compute every step as a captured step does, also where no step is captured.
+        """Make the dense optimizer compute every step with the implementation that can be captured.
 
-        Implementations of an optimizer differ in the last bits, and the results of strategies must not.
+        PyTorch's implementations of an optimizer differ in the last bits. Strategies whose steps are captured must have
+        the same result as strategies whose steps are not.
         """
         if self._parts.device.type == "cuda":
             with suppress(CannotCaptureError):
@@ -197,14 +209,14 @@ class Trainer:
         assert rows is not None
         return [self._parts.dense_optimizer, rows]
 
-    def _tell(self, record: dict[str, Any]) -> None:
+    def _notify(self, record: dict[str, Any]) -> None:
         record["lr"] = float(self._parts.dense_optimizer.param_groups[0]["lr"])
         for observer in self._observers:
             observer.trained(record)
 
 
 def embed(parts: Parts, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
-    """Look rows up and bring the pooled rows to the model's device, which may not be the rows' device."""
+    """Look rows up, and copy the pooled rows to the model's device. The rows may be on another device."""
     pooled: Tensor | tuple[Tensor, ...] = parts.bags(ids)
     if isinstance(pooled, tuple):
         return tuple(part.to(parts.device) for part in pooled)
@@ -215,7 +227,7 @@ def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[obj
     """Metrics over all batches of a loader. Nothing is trained, and the cache keeps its rows.
 
     Args:
-        precision: entered around the forward passes, see `computing_in`.
+        precision: a context for the forward passes, see `computing_in`.
     """
     metrics = ClickMetrics()
     was_training = parts.bags.training
@@ -231,9 +243,9 @@ def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[obj
 
 
 def pinned(batch: Batch) -> Batch:
-    """The batch in pinned memory, from which a GPU copies while the host goes on.
+    """The batch in pinned memory, from which a GPU copies asynchronously.
 
-    A batch that a data set made on the GPU stays there: only host memory can be pinned.
+    A batch that a data set made on the GPU is returned unchanged, because only host memory can be pinned.
     """
     if not isinstance(batch.ids, Tensor) or batch.ids.device.type != "cpu":
         return batch

@@ -27,7 +27,7 @@ def union_of(batches: Sequence[UniqueRows]) -> tuple[UniqueRows, list[Part]]:
     in_order = occurrences[union.order]
     lookups_before = torch.cat([in_order.new_zeros(1), torch.cumsum(in_order, 0, dtype=torch.int32)])
     nothing = union.inverse[:0]
-    in_union = union.inverse.split([each.numel() for each in rows])
+    in_union = torch.split(union.inverse, [each.numel() for each in rows])
     parts = [Part(batch, each) for batch, each in zip(batches, in_union, strict=True)]
     starts = lookups_before[union.starts]
     return UniqueRows(union.rows, union.num, nothing, nothing, starts, nothing), parts

@@ -1,291 +1,194 @@
-"""The planner's work in a few kernels, for batches of one shape: nothing in it is decided by the host.
+"""The planner's work in a few kernels, for batches of one shape. The host decides nothing in it.
 
-It reads and writes the state of `Planner` (slots, index, policy), so that the two can take turns, and computes what
-`Planner.announce` and `Planner.plan` with ALL_OR_NOTHING compute.
+The kernels read and write the same slots, index and policy as the eager planner, so plans of both kinds may follow each
+other in any order. They compute what `Planner.announce`, and `Planner.plan` with ATOMIC placement, compute.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from hotrows.cache.indexes.direct import DirectIndex
-from hotrows.cache.indexes.hashed import HashIndex
+from hotrows.cache.planning.buffers import PlanBuffers, RequestBuffers
 from hotrows.cache.planning.id_columns import IdColumns
-from hotrows.cache.planning.identity_planner import IdentityPlanner
-from hotrows.cache.planning.planner import Counts, EagerPlanner
-from hotrows.cache.policies import LFU, LRU, Lookahead, Policy
+from hotrows.cache.planning.protocol import CacheKernelSpec, Counts, KernelSpec
 from hotrows.cache.policies.lookahead import EXACTLY_SEEN, STEPS_BELOW
-from hotrows.cache.policies.ranking import MOST_FREQUENT
+from hotrows.cache.policies.ranking import MAX_FREQUENCY
 from hotrows.ops.plan import kernel
+from hotrows.ops.plan.kernel_sets import CHOOSE_WARPS, WAYS, choose_ways
 from hotrows.ops.rows import LOOKUPS_PER_BLOCK
-from hotrows.ops.select_victims import MOST_SEEN, NEEDED
+from hotrows.ops.select_victims import MAX_SEEN, NEEDED
 from hotrows.ops.select_victims.kernel import NUM_COUNTS, select_victims_into
 from hotrows.ops.swap import Moves
-from hotrows.ops.unique import UniqueRows
-from hotrows.ops.unique.kernel import column_order, several, several_together, unique_ids
-from hotrows.ops.unique.kernel_parts import CoalescedRows
-
-KINDS: dict[type[Policy], str] = {Lookahead: "lookahead", LRU: "lru", LFU: "lfu"}
-
-
-def reason_against(planner: EagerPlanner | IdentityPlanner) -> str | None:
-    """Why the planner's work has no kernels, None if it has."""
-    if isinstance(planner, IdentityPlanner):
-        return None
-    if type(planner.policy) not in KINDS:
-        return f"policy {type(planner.policy).__name__} has no kernels (these have: {', '.join(KINDS.values())})"
-    if not isinstance(planner.index, HashIndex | DirectIndex):
-        return f"index {type(planner.index).__name__} has no kernels (hash and direct have)"
-    return None
-
-
-class RequestBuffers:
-    """Where batches wait from when they are announced until they are planned; a row of each array for each batch.
-
-    Batches that are announced together, a party, are the parts of one place. What is known of all parts together is in
-    `together`, None where a place has one part.
-
-    Args:
-        num: places. parts: of each.
-        told: int32 [num · parts, 2], on the host, where the kernels write of each batch: distinct rows, what is bad.
-        told_together: int32 [num, 2], the same of the parties.
-    """
-
-    def __init__(
-        self,
-        num: int,
-        num_lookups: int,
-        device: torch.device,
-        told: Tensor,
-        parts: int = 1,
-        told_together: Tensor | None = None,
-    ) -> None:
-        self._num_lookups = num_lookups
-        self.parts = parts
-        self.arrays = several(num * parts, num_lookups, device)
-        self.noted = torch.zeros(num * parts, 2, dtype=torch.int32, device=device)  # the same as told, on the device
-        self.told = told
-        self.coalesced: CoalescedRows | None = None
-        if parts > 1:
-            assert told_together is not None
-            self.coalesced = several_together(num, parts, num_lookups, device, told_together)
-
-    def unique(self, place: int, part: int = 0) -> UniqueRows:
-        """Of a batch that waits there."""
-        return _distinct(self.arrays, self.noted, place * self.parts + part, self._num_lookups)
-
-    def rows_together(self, place: int) -> tuple[Tensor, Tensor]:
-        """The distinct rows of all batches that wait there, and their number [1]."""
-        rows, _, noted = self.to_plan
-        return rows[place, : self.parts * self._num_lookups], noted[place, :1]
-
-    @property
-    def to_plan(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What is planned, for each place: rows, starts, and their number first in [num, 2]."""
-        if self.coalesced is None:
-            return self.arrays[0], self.arrays[3], self.noted
-        return self.coalesced[:3]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        coalesced = self.coalesced
-        others = [] if coalesced is None else [coalesced.rows, coalesced.starts, coalesced.noted, coalesced.of_part]
-        return [*self.arrays, self.noted, *others]
-
-
-class PlanBuffer(NamedTuple):
-    """The plan of a batch, where training reads it."""
-
-    unique: UniqueRows
-    slots: Tensor
-    row_slots: Tensor
-    counts: Tensor
-
-
-class PlanBuffers:
-    """Where plans are from when they are made until their batches have trained; a row of each array for each seat.
-
-    Args:
-        counts: int32 [num, fields of `Counts`], on the host, where a kernel writes them.
-    """
-
-    def __init__(self, num: int, num_lookups: int, device: torch.device, counts: Tensor) -> None:
-        self._num_lookups = num_lookups
-        self.arrays = several(num, num_lookups, device)
-        self.num = torch.zeros(num, kernel.ALIGNED.value, dtype=torch.int32, device=device)
-        self.slots, self.row_slots = (torch.zeros_like(self.arrays[1]) for _ in range(2))
-        self.counts = counts
-
-    def __getitem__(self, seat: int) -> PlanBuffer:
-        num = self._num_lookups
-        return PlanBuffer(
-            unique=_distinct(self.arrays, self.num, seat, num),
-            slots=self.slots[seat, :num],
-            row_slots=self.row_slots[seat, :num],
-            counts=self.counts[seat],
-        )
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [*self.arrays, self.num, self.slots, self.row_slots]
-
-
-def _distinct(arrays: tuple[Tensor, ...], num: Tensor, which: int, num_lookups: int) -> UniqueRows:
-    rows, inverse, order, starts, block_rows = (array[which] for array in arrays)
-    blocks = triton.cdiv(num_lookups, LOOKUPS_PER_BLOCK)
-    lookups = slice(num_lookups)
-    return UniqueRows(
-        rows[lookups], num[which, :1], inverse[lookups], order[lookups], starts[: num_lookups + 1], block_rows[:blocks]
-    )
+from hotrows.ops.unique.kernel import column_order, unique_ids
 
 
 class KernelPlanner:
-    """Announces and plans batches of `num_samples` samples, as many together as a place has parts.
+    """Announces and plans batches of `num_samples` samples, as many at a time as a request buffer has parts.
 
     Args:
-        part: which ids of a batch to look up.
-        on_host: int32 [turns, NUM_NUMBERS], on the host, which writes the numbers of one turn after the other there.
+        spec: what the kernels need of the planner.
+        columns: which ids of a batch to look up.
+        num_rows: rows of all tables together.
+        host_inputs: int32 [iterations, NUM_INPUTS] in host memory, where the host writes the inputs of one iteration
+            after the other, as in a ring buffer.
+
+    Attributes:
+        moves: the moves of the last plan; None if the slot of every row is its own number.
     """
 
     def __init__(
         self,
-        planner: EagerPlanner | IdentityPlanner,
-        part: IdColumns,
+        spec: KernelSpec,
+        columns: IdColumns,
         num_samples: int,
         num_rows: int,
-        places: RequestBuffers,
-        seats: PlanBuffers,
-        on_host: Tensor,
+        request_buffers: RequestBuffers,
+        plan_buffers: PlanBuffers,
+        host_inputs: Tensor,
     ) -> None:
-        self._planner = planner
-        self._part = part
-        self._places, self._seats, self._on_host = places, seats, on_host
-        self._lookups_each = num_samples * part.first_row.numel()
-        self.num_lookups = self._lookups_each * places.parts
+        self._cache = spec.cache
+        self._columns = columns
+        self._request_buffers, self._plan_buffers, self._host_inputs = request_buffers, plan_buffers, host_inputs
+        self._lookups_of_batch = num_samples * columns.first_row.numel()
+        self.num_lookups = self._lookups_of_batch * request_buffers.parts
         self._key_dtype = torch.int32 if num_rows < torch.iinfo(torch.int32).max else torch.int64
-        self._column_order = column_order(part.first_row, part.num_rows, num_samples)
-        device = part.first_row.device
-        blocks = triton.cdiv(self.num_lookups, kernel.BLOCK)
-        self._grid = (min(blocks, kernel.MOST_PROGRAMS),)
-        self._turn = torch.zeros(1, dtype=torch.int64, device=device)
-        self._numbers = torch.zeros(kernel.NUM_NUMBERS, dtype=torch.int32, device=device)
-        self.moves: Moves | None = None  # of the last plan
-        if isinstance(planner, EagerPlanner):
-            # of one plan at a time
-            self._found = torch.empty(self.num_lookups, dtype=torch.int32, device=device)
-            self._chosen = torch.empty(min(self.num_lookups, planner.slots.num), dtype=torch.int32, device=device)
-            self._misses = torch.empty(blocks, dtype=torch.int32, device=device)
-            self._zeroed = torch.zeros(kernel.NUM_SUMS + NUM_COUNTS, dtype=torch.int32, device=device)
-            self._row_slots = seats.row_slots  # of one part, these go to its seat
-            if places.parts > 1:
-                self._row_slots = torch.zeros(1, self.num_lookups, dtype=torch.int32, device=device)
-            rows = torch.zeros(2, self.num_lookups, dtype=torch.int64, device=device)
-            self.moves = Moves(torch.zeros_like(self._found), rows[0], rows[1], self._numbers.new_zeros(1))
+        self._column_order = column_order(columns.first_row, columns.num_rows, num_samples)
+        device = columns.first_row.device
+        num_blocks = triton.cdiv(self.num_lookups, kernel.BLOCK)
+        self._grid = (min(num_blocks, kernel.MAX_PROGRAMS),)
+        self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
+        self._inputs = torch.zeros(kernel.NUM_INPUTS, dtype=torch.int32, device=device)
+        self.moves: Moves | None = None
+        if self._cache is not None:
+            self._allocate(self._cache, num_blocks, device)
 
-    def turn(self, ids: Tensor | None, announces: bool, plans: bool) -> None:
-        """Announce a party of these ids, and plan another one, all or nothing: where the host's numbers say.
+    def _allocate(self, cache: CacheKernelSpec, num_blocks: int, device: torch.device) -> None:
+        """Memory for one plan at a time, in which rows are placed in slots."""
+        num, num_slots = self.num_lookups, cache.slots.num
+        self._found = torch.empty(num, dtype=torch.int32, device=device)
+        self._misses = torch.empty(num_blocks, dtype=torch.int32, device=device)
+        self._zeroed = torch.zeros(kernel.NUM_SUMS + NUM_COUNTS, dtype=torch.int32, device=device)
+        self._set_counts: Tensor | None = None
+        self._set_members: Tensor | None = None
+        num_chosen = min(num, num_slots)
+        if cache.index.kind == "set-associative":
+            num_sets, num_chosen = cache.index.num_cells, num
+            self._set_counts = torch.zeros(num_sets, dtype=torch.int64, device=device)
+            self._set_members = torch.empty(num_sets, WAYS.value, dtype=torch.int32, device=device)
+        self._chosen = torch.empty(num_chosen, dtype=torch.int32, device=device)
+        self._row_slots = self._plan_buffers.row_slots  # a plan of one batch is made in its plan buffer
+        if self._request_buffers.parts > 1:
+            self._row_slots = torch.zeros(1, num, dtype=torch.int32, device=device)
+        rows = torch.zeros(2, num, dtype=torch.int64, device=device)
+        self.moves = Moves(torch.zeros_like(self._found), rows[0], rows[1], self._inputs.new_zeros(1))
 
-        To announce is to find the distinct rows, and to tell the policy that they will be needed; what it is told
-        counts for the plan already.
+    def run(self, ids: Tensor | None, announces: bool, plans: bool) -> None:
+        """Announce the batches with these ids, and plan other batches, in the buffers that the host's inputs name.
+
+        To announce batches is to find their unique rows and to tell the policy that they will be needed. The plan takes
+        an announcement of the same run into account.
         """
-        planner = self._planner
-        self._begin(announces, plans and isinstance(planner, EagerPlanner))
+        cache = self._cache
+        self._begin(announces, places_rows=plans and cache is not None)
         if announces:
             assert ids is not None
-            self._find_distinct(ids)
+            self._find_unique(ids)
         sums = evictable = None
-        if isinstance(planner, EagerPlanner):
+        if cache is not None:
             sums, evictable = self._zeroed[: kernel.NUM_SUMS], self._zeroed[kernel.NUM_SUMS :]
-            self._announce_and_look_up(planner, announces and isinstance(planner.policy, Lookahead), plans, sums)
+            self._announce_and_look_up(cache, announces and cache.policy.next_use is not None, plans, sums)
             if plans:
-                self._place(planner, sums, evictable)
+                self._choose_victims(cache, sums, evictable)
+                self._place(cache, sums, evictable)
         if plans:
             self._spread(sums, evictable)
 
     def _begin(self, announces: bool, places_rows: bool) -> None:
-        """Fetch the numbers of the batches to be announced and planned."""
-        coalesced = self._places.coalesced
+        """Fetch the inputs of this iteration."""
+        requests = self._request_buffers
         kernel.begin[(1,)](
-            self._on_host, self._turn, len(self._on_host), self._numbers, self._places.noted,
-            None if coalesced is None else coalesced.noted,
+            self._host_inputs, self._iteration, len(self._host_inputs), self._inputs, requests.counts_on_device,
+            None if requests.union is None else requests.union.counts_on_device,
             self._zeroed if places_rows else None, self._zeroed.numel() if places_rows else 0,
-            ANNOUNCES=announces, PARTS=self._places.parts, NUMBERS=kernel.NUM_NUMBERS,
+            ANNOUNCES=announces, PARTS=requests.parts, NUM_INPUTS=kernel.NUM_INPUTS,
             BLOCK=triton.next_power_of_2(kernel.NUM_SUMS + NUM_COUNTS), num_warps=1,
         )  # fmt: skip
 
-    def _number(self, which: Any) -> Tensor:
-        """What the kernels find at one of the numbers."""
-        return self._numbers[which.value :]
+    def _input(self, which: Any) -> Tensor:
+        """The inputs from this one on."""
+        return self._inputs[which.value :]
 
-    def _find_distinct(self, ids: Tensor) -> None:
-        part, places = self._part, self._places
+    def _find_unique(self, ids: Tensor) -> None:
+        columns, requests = self._columns, self._request_buffers
         unique_ids(
-            ids, part.columns, part.first_row, part.num_rows, self._column_order, self._key_dtype, places.noted,
-            places.told, self._number(kernel.COMING_PLACE), places.arrays, places.coalesced,
+            ids, columns.columns, columns.first_row, columns.num_rows, self._column_order, self._key_dtype,
+            requests.counts_on_device, requests.counts_on_host, self._input(kernel.ANNOUNCED_BUFFER), requests.arrays,
+            requests.union,
         )  # fmt: skip
 
-    def _announce_and_look_up(self, planner: EagerPlanner, announces: bool, plans: bool, sums: Tensor) -> None:
+    def _announce_and_look_up(self, cache: CacheKernelSpec, announces: bool, plans: bool, sums: Tensor) -> None:
         if not announces and not plans:
             return
-        policy, slots = planner.policy, planner.slots
-        rows, _, noted = self._places.to_plan
-        slot_of, keys, _, num_cells = _index_arrays(planner)
-        next_use = policy.next_use.arrays() if isinstance(policy, Lookahead) else (None, None, 1)
+        slots, index = cache.slots, cache.index
+        rows, _, counts_on_device = self._request_buffers.planned_arrays
         kernel.announce_and_look_up[(*self._grid, announces + plans)](
-            rows, noted, rows.stride(0), self._numbers, slot_of, keys, num_cells, *next_use,
+            rows, counts_on_device, rows.stride(0), self._inputs, index.slot_of, index.keys, slots.row, index.num_cells,
+            self._set_counts, self._set_members, *_next_use_arrays(cache),
             slots.priority, slots.last_used, self._found, self._misses, sums,
-            ANNOUNCES=announces, PLANS=plans, DIRECT=keys is None, NEEDED=NEEDED, BLOCK=kernel.BLOCK,
+            ANNOUNCES=announces, PLANS=plans, INDEX=index.kind, NEEDED=NEEDED, BLOCK=kernel.BLOCK,
             num_warps=kernel.NUM_WARPS,
         )  # fmt: skip
 
-    def _spread(self, sums: Tensor | None, evictable: Tensor | None) -> None:
-        places, seats = self._places, self._seats
-        rows, inverse, order, starts, block_rows = places.arrays
-        rows_to, inverse_to, order_to, starts_to, block_rows_to = seats.arrays
-        moves = self.moves
-        kernel.spread[(triton.cdiv(self._lookups_each + 1, kernel.SPREAD), places.parts)](
-            rows, places.noted, inverse, order, starts, block_rows, None if moves is None else self._row_slots,
-            None if places.coalesced is None else places.coalesced.of_part, sums, evictable, self._numbers,
-            seats.slots, seats.row_slots, rows_to, seats.num, inverse_to, order_to, starts_to, block_rows_to,
-            None if moves is None else moves.num, seats.counts, self._lookups_each, rows.stride(0),
-            block_rows.stride(0), NUM_COUNTS=len(Counts._fields), PARTS=places.parts,
-            PER_BLOCK_ROW=LOOKUPS_PER_BLOCK, BLOCK=kernel.SPREAD, num_warps=kernel.SPREAD_WARPS,
-        )  # fmt: skip
-
-    def _place(self, planner: EagerPlanner, sums: Tensor, evictable: Tensor) -> None:
-        slots, policy, row_slots = planner.slots, planner.policy, self._row_slots
-        rows, starts, noted = self._places.to_plan
-        assert self.moves is not None
-        slot_of, keys, cell_of, num_cells = _index_arrays(planner)
-        direct = keys is None
+    def _choose_victims(self, cache: CacheKernelSpec, sums: Tensor, evictable: Tensor) -> None:
+        slots, index, policy = cache.slots, cache.index, cache.policy
+        if index.kind == "set-associative":
+            rows, _, counts_on_device = self._request_buffers.planned_arrays
+            choose_ways[self._grid](
+                rows, counts_on_device, rows.stride(0), self._input(kernel.REQUEST_BUFFER),
+                self._input(kernel.PLAN_NUMBER), self._input(kernel.OLDEST), self._found, self._set_counts,
+                self._set_members, index.num_cells, slots.priority, slots.last_used, slots.pinned.view(torch.uint8),
+                self._chosen, sums[kernel.UNPLACED.value :], BLOCK=kernel.BLOCK, num_warps=CHOOSE_WARPS,
+            )  # fmt: skip
+            return
         end = slots.num
-        in_one_pass = isinstance(policy, Lookahead) and policy.place_of is None
         select_victims_into(
-            slots.priority[:end], self._number(kernel.NUMBER) if in_one_pass else None, slots.last_used[:end],
-            slots.pinned, self._number(kernel.OLDEST), sums[:1], evictable, self._chosen,
-            self._number(kernel.SCAN) if policy.by_parts else None,
+            slots.priority[:end], self._input(kernel.BATCH_NUMBER) if policy.one_byte else None, slots.last_used[:end],
+            slots.pinned, self._input(kernel.OLDEST), sums[kernel.MISSES.value :], evictable, self._chosen,
+            self._input(kernel.SCAN) if policy.scans_ranges else None,
         )  # fmt: skip
-        seen = place_of = up_keys = up_uses = None
-        num_up_cells = 1
-        if isinstance(policy, Lookahead):
-            up_keys, up_uses, num_up_cells = policy.next_use.arrays()
-            seen, place_of = policy.seen, policy.place_of
+
+    def _place(self, cache: CacheKernelSpec, sums: Tensor, evictable: Tensor) -> None:
+        slots, index, policy, row_slots = cache.slots, cache.index, cache.policy, self._row_slots
+        rows, starts, counts_on_device = self._request_buffers.planned_arrays
+        assert self.moves is not None
         kernel.place[self._grid](
-            rows, starts, noted, rows.stride(0), self._numbers, self._found, self._misses, sums, evictable,
-            self._chosen, slots.row, slots.last_used, slots.priority, seen, place_of,
-            slot_of, keys, cell_of, num_cells, up_keys, up_uses, num_up_cells,
-            row_slots, row_slots.stride(0) if self._places.parts == 1 else 0, *self.moves[:3],
-            DIRECT=direct, POLICY=KINDS[type(policy)], NEEDED=NEEDED, MOST_FREQUENT=MOST_FREQUENT,
-            EXACTLY_SEEN=EXACTLY_SEEN, STEPS_BELOW=STEPS_BELOW, MOST_SEEN=MOST_SEEN,
-            BLOCK=kernel.BLOCK, AT_ONCE=kernel.AT_ONCE, num_warps=kernel.NUM_WARPS,
+            rows, starts, counts_on_device, rows.stride(0), self._inputs, self._found, self._misses, sums, evictable,
+            self._chosen, slots.row, slots.last_used, slots.priority, policy.seen, policy.rank_of_row,
+            index.slot_of, index.keys, index.cell_of, index.num_cells, *_next_use_arrays(cache),
+            row_slots, row_slots.stride(0) if self._request_buffers.parts == 1 else 0, *self.moves[:3],
+            INDEX=index.kind, POLICY=policy.kind, NEEDED=NEEDED, MAX_FREQUENCY=MAX_FREQUENCY,
+            EXACTLY_SEEN=EXACTLY_SEEN, STEPS_BELOW=STEPS_BELOW, MAX_SEEN=MAX_SEEN,
+            BLOCK=kernel.BLOCK, CHUNK=kernel.CHUNK, num_warps=kernel.NUM_WARPS,
+        )  # fmt: skip
+
+    def _spread(self, sums: Tensor | None, evictable: Tensor | None) -> None:
+        requests, plans, moves, cache = self._request_buffers, self._plan_buffers, self.moves, self._cache
+        rows, inverse, order, starts, block_rows = requests.arrays
+        rows_to, inverse_to, order_to, starts_to, block_rows_to = plans.arrays
+        kernel.spread[(triton.cdiv(self._lookups_of_batch + 1, kernel.SPREAD), requests.parts)](
+            rows, requests.counts_on_device, inverse, order, starts, block_rows,
+            None if moves is None else self._row_slots, None if requests.union is None else requests.union.in_union,
+            sums, evictable, self._inputs,
+            plans.slots, plans.row_slots, rows_to, plans.num, inverse_to, order_to, starts_to, block_rows_to,
+            None if moves is None else moves.num, plans.counts, self._lookups_of_batch, rows.stride(0),
+            block_rows.stride(0), INDEX="direct" if cache is None else cache.index.kind,
+            NUM_COUNTS=len(Counts._fields), PARTS=requests.parts, PER_BLOCK_ROW=LOOKUPS_PER_BLOCK, BLOCK=kernel.SPREAD,
+            num_warps=kernel.SPREAD_WARPS,
         )  # fmt: skip
 
 
-def _index_arrays(planner: EagerPlanner) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
-    index = planner.index
-    if isinstance(index, DirectIndex):
-        return index.slot_of, None, None, 1
-    assert isinstance(index, HashIndex)
-    return index.slot_at, index.keys, index.cell_of, index.num_cells
+def _next_use_arrays(cache: CacheKernelSpec) -> tuple[Tensor | None, Tensor | None, int]:
+    next_use = cache.policy.next_use
+    return (None, None, 1) if next_use is None else next_use.arrays()

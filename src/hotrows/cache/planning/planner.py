@@ -272,7 +272,7 @@ def lookup_slots(row_slots: Tensor, inverse: Tensor) -> Tensor:
 def _split(plan: Plan, parts: Sequence[Part]) -> list[Plan]:
     """The plans of coalesced batches from the plan of their union. The first one carries the moves of all."""
     zero = torch.zeros_like(plan.num_moves)
-    _, _, _, misses, placed, evictions, overflow, fits, erasures = plan.counts.split(1)
+    _, _, _, misses, placed, evictions, overflow, fits, erasures = torch.split(plan.counts, 1)
     plans = []
     for i, part in enumerate(parts):
         unique = part.unique

@@ -1,15 +1,15 @@
-"""A ring of places for batches of one shape, announced and planned ahead by CUDA graphs.
+"""The planning graph: batches of one shape are announced, planned and moved by replaying CUDA graphs.
 
-A graph is a recording of kernels on fixed memory. So every batch that was announced has a *place*, where its distinct
-rows are until it is planned, and every batch that was planned a *seat*, where its plan is until it has trained. One
-turn of the loop announces a batch, plans another and moves its rows: one recording, replayed in the planning lane,
-because launching is what a small batch spends its time on. What changes from turn to turn goes through small arrays in
-pinned memory, which the kernels read and write: which place and seat, the batch's numbers, and its counts.
+A CUDA graph is kernels on fixed memory. So every announced batch has a request buffer, which holds its unique rows
+until it is planned, and every planned batch has a plan buffer, which holds its plan until it is released. One replay
+announces one batch, plans another and moves its rows. It takes a single launch, because a small batch spends most of
+its planning time on launches. What differs between iterations goes through small arrays in pinned memory, which the
+host writes and the kernels read: the buffers to use, and the numbers of the batches. The counts come back the same way.
 
-Kernels beside the training slow it down, and those of a small batch hardly less than those of a larger one. So small
-batches share their turns: a *party* of them is announced into one place and planned as one batch, once for all its
-rows, and only what training reads is there for each of them, in a seat of its own. A party that is not full is filled
-up with its last batch over again, which adds no row.
+Kernels that run beside the training slow it down, and those of a small batch hardly less than those of a larger one. So
+small batches are coalesced. They are announced into one request buffer and planned as one batch, all unique rows at
+once. Only what training reads is written for each batch by itself, into a plan buffer of its own. If there are fewer
+batches than a request buffer has parts, the last batch is repeated, which adds no row.
 """
 
 import itertools
@@ -22,59 +22,64 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrows.cache.planning.buffers import PlanBuffer, PlanBuffers, RequestBuffers
 from hotrows.cache.planning.id_columns import IdColumns
-from hotrows.cache.planning.identity_planner import IdentityPlanner
-from hotrows.cache.planning.kernel_planner import KernelPlanner, PlanBuffer, PlanBuffers, RequestBuffers
-from hotrows.cache.planning.planner import Counts, EagerPlanner, Plan
-from hotrows.cache.policies import Lookahead
+from hotrows.cache.planning.kernel_planner import KernelPlanner
+from hotrows.cache.planning.protocol import Counts, Plan, Planner
 from hotrows.ops.plan import kernel
 from hotrows.ops.swap import Moves
+from hotrows.ops.unique import UniqueRows
 from hotrows.runtime.capture import GraphCapture
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.host_copy import HostCopy
 from hotrows.runtime.streams import Event, writable_state
 
 _serials = itertools.count()
-_NUMBERS = struct.Struct(f"={kernel.NUM_NUMBERS}i")  # of a turn: those of the planned batch, and of the announced one
-_PLANNED = slice(kernel.BATCH.value, kernel.SEAT.value + 1)
-_COMING = slice(kernel.COMING.value, kernel.COMING_PLACE.value + 1)
-NUM_TURNS = 64  # whose numbers the host may have written before they are read
-SPARE = 4  # seats beyond the depth: the batch that trains, the one before it, and two that the host has not looked at
-SMALL = 1 << 17  # lookups of a batch that shares its turns
-PARTIES = (4, 2)  # with how many, the more the better
+_INPUTS = struct.Struct(f"={kernel.NUM_INPUTS}i")  # of an iteration: for the planned batch, and for the announced one
+_PLANNED = slice(kernel.PLAN_NUMBER.value, kernel.PLAN_BUFFERS.value + 1)
+_ANNOUNCED = slice(kernel.ANNOUNCED_NUMBER.value, kernel.ANNOUNCED_BUFFER.value + 1)
+NUM_ITERATIONS = 64  # whose inputs the host may write before the kernels have read them
+# Plan buffers beside those of the batches planned ahead: for the batch that trains, for the one before it, and for two
+# batches whose plans the host has not read back.
+SPARE_PLAN_BUFFERS = 4
+MAX_LOOKUPS = 1 << 17  # of a batch that is coalesced with others
+BATCHES_TO_COALESCE = (4, 2)  # the most that is possible
 
 
-def batches_to_coalesce(planner: EagerPlanner | IdentityPlanner, num_lookups: int, depth: int, window: int) -> int:
-    """How many batches of so many lookups are announced and planned together.
+def batches_to_coalesce(planner: Planner, num_lookups: int, depth: int, window: int) -> int:
+    """How many batches of this many lookups to announce and plan together.
 
-    Where every row is on the device there is nothing to win by it: distinct rows of several batches are no cheaper.
+    One if every row is on the device. Coalescing would gain nothing then, because finding the unique rows of several
+    batches takes as long as finding those of each.
     """
-    if not isinstance(planner, EagerPlanner) or not isinstance(planner.policy, Lookahead):
+    spec = planner.kernel_spec()
+    if spec is None or spec.cache is None or not spec.cache.policy.coalesces:
         return 1
-    for size in PARTIES:
-        has_room = size * num_lookups <= planner.num_slots
-        # those to be planned are known by then, be the turns of announcing and planning however they are
-        is_known = window >= depth + SPARE - 2 + 2 * size
-        if num_lookups <= SMALL and has_room and is_known:
-            return size
+    for num in BATCHES_TO_COALESCE:
+        has_room = num * num_lookups <= planner.num_slots
+        # The batches to plan have been announced by then, in whichever iterations batches are announced and planned.
+        is_announced = window >= depth + SPARE_PLAN_BUFFERS - 2 + 2 * num
+        if num_lookups <= MAX_LOOKUPS and has_room and is_announced:
+            return num
     return 1
 
 
 class PlanningGraph:
-    """Places and seats for batches of one shape.
+    """Request buffers and plan buffers for batches of one shape, and the graphs that work on them.
 
     Args:
-        shape, dtype: of the ids of all its batches, [B, F].
+        columns: which ids of a batch to look up.
+        shape, dtype: of the ids of all batches, [B, F].
         depth, window: of the loop that will look ahead.
-        num_rows: of the group.
+        num_rows: rows of the store.
         move: carries out the moves of a plan.
-        party: how many batches are announced and planned together at most.
+        max_coalesced: how many batches are announced and planned together at most.
     """
 
     def __init__(
         self,
-        planner: EagerPlanner | IdentityPlanner,
-        part: IdColumns,
+        planner: Planner,
+        columns: IdColumns,
         shape: torch.Size,
         dtype: torch.dtype,
         depth: int,
@@ -82,172 +87,224 @@ class PlanningGraph:
         num_rows: int,
         device: torch.device,
         move: Callable[[Moves], None],
-        party: int = 1,
+        max_coalesced: int = 1,
     ) -> None:
         self.serial = next(_serials)
         self._shape, self._dtype = shape, dtype
         self.depth = depth
         self.window = window
         self._planner = planner
-        self._slots_planner = planner if isinstance(planner, EagerPlanner) else None
         self._move = move
-        self.party = party
-        self.num_lookups = shape[0] * part.first_row.numel()  # of one batch
-        # The batches in flight, and up to a party less one at either end: landed, or planned with one that was due. A
-        # multiple of what a ring without parties has, so that groups with and without go round together: a step is
-        # recorded for each combination of their seats.
-        self.num_seats = seats = depth + SPARE
-        while self.num_seats % party or self.num_seats < seats + 2 * (party - 1):
-            self.num_seats += seats
-        self._num_stalls = self.num_seats // party  # rows of seats, one for each member
-        # a whole number of rounds of seats, so that a place always goes to the same seats
-        num_parties = -(-(window + 2) // party) + (party > 1)
-        self.num_places = -(-num_parties // self._num_stalls) * self._num_stalls
-        ids = torch.zeros(party, *shape, dtype=dtype, device=device)
-        self._all_ids = ids.view(-1, *shape[1:])
-        self._ids = [HostCopy(each) for each in ids]
-        self._next = 0
-        pinned = device.type == "cuda"
-
-        def host(*sizes: int) -> Tensor:
-            return torch.zeros(sizes, dtype=torch.int32, pin_memory=pinned)
-
-        # on the host: distinct rows and what is bad, of each batch in a place and of all together; a plan's counts
-        told, counts = host(self.num_places * party, 2), host(self.num_seats, len(Counts._fields))
-        together = host(self.num_places, 2) if party > 1 else told
-        self.told: list[NDArray[np.int32]] = list(told.numpy())
-        self.told_together: list[NDArray[np.int32]] = list(together.numpy())
-        self.counts: list[NDArray[np.int32]] = list(counts.numpy())
-        self.places = RequestBuffers(self.num_places, self.num_lookups, device, told, party, together)
-        self.seats = PlanBuffers(self.num_seats, self.num_lookups, device, counts)
-        self.waiting = [self.places.unique(place, each) for place in range(self.num_places) for each in range(party)]
-        self._plans = [_arrays(self.seats[seat]) for seat in range(self.num_seats)]
-        numbers = host(NUM_TURNS, kernel.NUM_NUMBERS)
-        self._write = numbers.numpy().data.cast("B")
-        self._numbers = [0] * kernel.NUM_NUMBERS  # of the next turn
-        self._turn = 0
-        # from when a turn is run until it is counted: where that fails, host and device may not agree on their number
+        self.max_coalesced = max_coalesced
+        self.num_lookups = shape[0] * columns.first_row.numel()  # of one batch
+        spec = planner.kernel_spec()
+        assert spec is not None
+        self._next_use = None if spec.cache is None else spec.cache.policy.next_use
+        self._is_pinned = device.type == "cuda"
+        self._allocate_buffers(device)
+        self._capture = GraphCapture(device) if self._is_pinned else None
+        host_inputs = self._host_memory(NUM_ITERATIONS, kernel.NUM_INPUTS)
+        self._written_inputs = host_inputs.numpy().data.cast("B")
+        self._inputs = [0] * kernel.NUM_INPUTS  # of the next iteration
+        self._iteration = 0
+        self._inputs_read: list[Event | None] = [None] * NUM_ITERATIONS  # when the kernels have read the inputs
+        # True from the beginning of an iteration until it is counted. If it fails in between, host and device may count
+        # different numbers of iterations, and the graph is of no more use.
         self.is_broken = False
-        self._read: list[Event | None] = [None] * NUM_TURNS  # when the numbers of a turn have been
-        self._fused = KernelPlanner(planner, part, shape[0], num_rows, self.places, self.seats, numbers)
-        policy = None if self._slots_planner is None else self._slots_planner.policy
-        self._upcoming = policy.next_use if isinstance(policy, Lookahead) else None
-        self._recorder = GraphCapture(device) if pinned else None
-        self._recordings: dict[tuple[bool, bool], tuple[tuple[int, int], torch.cuda.CUDAGraph]] = {}
+        self._kernel_planner = KernelPlanner(
+            spec, columns, shape[0], num_rows, self.request_buffers, self.plan_buffers, host_inputs
+        )
+        # What a captured graph does: (whether it announces, whether it plans).
+        self._graphs: dict[tuple[bool, bool], tuple[tuple[int, int], torch.cuda.CUDAGraph]] = {}
         self._compiled: set[tuple[bool, bool]] = set()
+
+    def _allocate_buffers(self, device: torch.device) -> None:
+        num_parts = self.max_coalesced
+        # Beside the batches in flight, up to num_parts - 1 batches at either end have a plan buffer: they are released,
+        # or were planned with one that was due. The number is a multiple of that of a graph without coalescing, so that
+        # the plan buffers of several caches recur together: a training step is captured for each combination of them.
+        self.num_plan_buffers = num_needed = self.depth + SPARE_PLAN_BUFFERS
+        while self.num_plan_buffers % num_parts or self.num_plan_buffers < num_needed + 2 * (num_parts - 1):
+            self.num_plan_buffers += num_needed
+        self._num_plan_groups = self.num_plan_buffers // num_parts  # a group has one plan buffer for each part
+        # The number of request buffers is a multiple of the number of these groups, so that a request buffer is always
+        # planned into the same plan buffers.
+        num_groups = -(-(self.window + 2) // num_parts) + (num_parts > 1)
+        self.num_request_buffers = -(-num_groups // self._num_plan_groups) * self._num_plan_groups
+        self._next_request_buffer = 0
+        ids = torch.zeros(num_parts, *self._shape, dtype=self._dtype, device=device)
+        self._all_ids = ids.view(-1, *self._shape[1:])
+        self._ids = [HostCopy(each) for each in ids]
+
+        # On each batch in a request buffer, and on the union of them: the number of unique rows, and the first bad id.
+        unique_counts = self._host_memory(self.num_request_buffers * num_parts, 2)
+        union_counts = self._host_memory(self.num_request_buffers, 2) if num_parts > 1 else unique_counts
+        counts = self._host_memory(self.num_plan_buffers, len(Counts._fields))
+        self._unique_counts: list[NDArray[np.int32]] = list(unique_counts.numpy())
+        self._union_counts: list[NDArray[np.int32]] = list(union_counts.numpy())
+        self._counts: list[NDArray[np.int32]] = list(counts.numpy())
+        requests = self.request_buffers = RequestBuffers(
+            self.num_request_buffers, self.num_lookups, device, unique_counts, num_parts, union_counts
+        )
+        self.plan_buffers = PlanBuffers(self.num_plan_buffers, self.num_lookups, device, counts)
+        self._unique_rows = [
+            requests.unique(buffer, part) for buffer in range(self.num_request_buffers) for part in range(num_parts)
+        ]
+        self._plans = [_plan_arrays(self.plan_buffers[plan_buffer]) for plan_buffer in range(self.num_plan_buffers)]
+
+    def _host_memory(self, *sizes: int) -> Tensor:
+        """Memory of the host that the kernels can read and write."""
+        return torch.zeros(sizes, dtype=torch.int32, pin_memory=self._is_pinned)
 
     @property
     def num_bytes(self) -> int:
-        """Device memory of places and seats."""
-        tensors = [self._all_ids, *self.places.tensors, *self.seats.tensors]
+        """Device memory of the request buffers and plan buffers."""
+        tensors = [self._all_ids, *self.request_buffers.tensors, *self.plan_buffers.tensors]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def suits(self, ids: Tensor, depth: int, window: int) -> bool:
-        """Whether a loop that looks so far ahead can have a place for these ids; without depth, none moves early."""
-        fits = ids.shape == self._shape and ids.dtype == self._dtype
-        return fits and self.depth >= depth > 0 and self.window >= window and not self.is_broken
+    # -- buffers ------------------------------------------------------------------------------------------------------
 
-    def next_place(self) -> int:
-        """The place for the next party, whoever was there before."""
-        place = self._next
-        self._next = (place + 1) % self.num_places
-        return place
+    def accepts(self, ids: Tensor, depth: int, window: int) -> bool:
+        """True if a loop with this depth and window can announce these ids. Without depth, no rows move early."""
+        has_shape = ids.shape == self._shape and ids.dtype == self._dtype
+        return has_shape and self.depth >= depth > 0 and self.window >= window and not self.is_broken
 
-    def seats_of(self, place: int) -> range:
-        """Those of the members of the party in a place."""
-        first = place % self._num_stalls * self.party
-        return range(first, first + self.party)
+    def next_request_buffer(self) -> int:
+        """The request buffer for the next batches. The caller checks that no batch is in it."""
+        buffer = self._next_request_buffer
+        self._next_request_buffer = (buffer + 1) % self.num_request_buffers
+        return buffer
+
+    def plan_buffers_of(self, request_buffer: int) -> range:
+        """The plan buffers for the batches of a request buffer, in their order."""
+        first = request_buffer % self._num_plan_groups * self.max_coalesced
+        return range(first, first + self.max_coalesced)
 
     def has_room(self) -> bool:
-        """Whether the next party can be announced without making a table larger or building it anew."""
-        return self._upcoming is None or self._upcoming.has_room(self.party * self.num_lookups)
+        """True if the next-use table takes the next announcement without being rebuilt."""
+        return self._next_use is None or self._next_use.has_room(self.max_coalesced * self.num_lookups)
 
-    def makes_room(self) -> bool:
-        """Whether building the table anew is enough for the next party, and one that waits to be announced."""
-        return self._upcoming is None or self._upcoming.makes_room(2 * self.party * self.num_lookups)
+    def rebuild_makes_room(self) -> bool:
+        """True if the next-use table, rebuilt at its size, takes the next announcement and one that waits already."""
+        return self._next_use is None or self._next_use.rebuild_makes_room(2 * self.max_coalesced * self.num_lookups)
 
-    # -- in the planning lane -------------------------------------------------------------------------------------
+    def unique_rows(self, request_buffer: int, part: int) -> UniqueRows:
+        """The unique rows of a batch."""
+        return self._unique_rows[request_buffer * self.max_coalesced + part]
 
-    def prepare_announcement(self, ids: Sequence[Tensor], place: int, number: int) -> None:
-        """What comes before `run` announces the party of a place. The ids must live until that is done."""
-        if self._upcoming is not None:
-            self._upcoming.expect(number, self.party * self.num_lookups)
-        self._numbers[_COMING] = number, place
+    def unique_count(self, request_buffer: int, part: int) -> NDArray[np.int32]:
+        """What the kernels report on a batch: its number of unique rows, and the first bad id (see `unique_ids`)."""
+        return self._unique_counts[request_buffer * self.max_coalesced + part]
+
+    def union_rows(self, request_buffer: int) -> tuple[Tensor, Tensor]:
+        """The unique rows of all batches in a request buffer, and their number [1]."""
+        return self.request_buffers.union_rows(request_buffer)
+
+    def union_count(self, request_buffer: int) -> NDArray[np.int32]:
+        """The number of unique rows of all batches in a request buffer, as the first of two numbers."""
+        return self._union_counts[request_buffer]
+
+    def counts(self, plan_buffer: int) -> NDArray[np.int32]:
+        """The fields of `Counts` of a plan."""
+        return self._counts[plan_buffer]
+
+    def plan_in(
+        self, plan_buffer: int, plan_number: int, batch_number: int | None, num_rows: int, scanned_all: bool
+    ) -> Plan:
+        """The plan in a plan buffer.
+
+        Args:
+            num_rows: upper bound on the rows that the plan moves.
+            scanned_all: what `prepare_plan` has returned.
+        """
+        generation = self._planner.index_generation
+        return Plan(plan_number, batch_number, generation, num_rows, scanned_all, *self._plans[plan_buffer])
+
+    # -- in the planning stream ---------------------------------------------------------------------------------------
+
+    def prepare_announcement(self, ids: Sequence[Tensor], request_buffer: int, batch_number: int) -> None:
+        """Prepare `run` to announce the batches of a request buffer.
+
+        Args:
+            ids: of each batch. The caller keeps them alive until the iteration is done.
+        """
+        if self._next_use is not None:
+            self._next_use.expect(batch_number, self.max_coalesced * self.num_lookups)
+        self._inputs[_ANNOUNCED] = batch_number, request_buffer
         for i, each in enumerate(self._ids):
             each.copy(ids[min(i, len(ids) - 1)])
 
     def prepare_plan(
-        self, place: int, oldest: int | None, number: int, num_rows: int, everywhere: bool, num_members: int = 1
+        self,
+        request_buffer: int,
+        oldest: int | None,
+        batch_number: int,
+        num_rows: int,
+        scan_all: bool,
+        num_batches: int = 1,
     ) -> tuple[int, bool]:
-        """What comes before `run` plans the party of a place, of at most so many rows.
+        """Prepare `run` to plan the batches of a request buffer.
 
-        Its batches have numbers one after the other. The slots of all are noted to be used by the last of them, and
-        stay until that has trained.
+        Their plans have consecutive numbers. All slots count as used by the last of these plans.
 
         Args:
-            everywhere: as for `Planner.plan`.
+            oldest, batch_number, scan_all: as for `Planner.plan`.
+            num_rows: upper bound on the unique rows of the union.
+            num_batches: how many of the parts of the request buffer are batches.
 
         Returns:
-            The number of the last batch's plan, and whether all slots are looked at for victims.
+            The last of the plan numbers, and whether victims are searched among all slots.
         """
-        planner = self._slots_planner
-        batch = self._planner.batch = self._planner.batch + num_members
-        start = length = 0
-        looks_at_all = True
-        if planner is not None:
-            planner.index.maintain(num_rows)
-            start, length = planner.next_scan(num_rows, everywhere)
-            looks_at_all = length == planner.num_slots
-        first = batch if oldest is None else oldest
-        self._numbers[_PLANNED] = batch, first, number, start, length, place, place % self._num_stalls
-        return batch, looks_at_all
+        planner = self._planner
+        start, length = planner.begin_plans(num_batches, num_rows, scan_all)
+        last = planner.plan_number
+        group = request_buffer % self._num_plan_groups
+        first_in_flight = last if oldest is None else oldest
+        self._inputs[_PLANNED] = last, first_in_flight, batch_number, start, length, request_buffer, group
+        return last, planner.holds_all_rows or length == planner.num_slots
 
-    def run(self, announces: bool, plans: bool, cache_address: int) -> None:
-        """Announce a party, then plan another, all or nothing, and carry out its moves: what was prepared.
+    def run(self, announces: bool, plans: bool, records_address: int) -> None:
+        """Announce batches, then plan other batches and carry out their moves, as was prepared.
 
-        What was recorded holds for the memory of that time: the table of upcoming uses, and the cache. Call `ran` then.
+        A captured graph is valid for the memory of that time: the next-use table, and the records. The caller calls
+        `submitted` next.
         """
-        at = self._turn % NUM_TURNS
-        read = self._read[at]
+        position = self._iteration % NUM_ITERATIONS
+        read = self._inputs_read[position]
         if read is not None:
-            read.synchronize()  # what was there has long been read
-        _NUMBERS.pack_into(self._write, at * _NUMBERS.size, *self._numbers)
+            read.synchronize()  # the kernels have long read the inputs there
+        _INPUTS.pack_into(self._written_inputs, position * _INPUTS.size, *self._inputs)
         kind = announces, plans
         self.is_broken = True
-        if self._recorder is None or kind not in self._compiled:
-            with defer_sigint(), writable_state():  # rows that have a slot must come to it, and compiling takes long
-                self._work(announces, plans)
+        if self._capture is None or kind not in self._compiled:
+            # A row that was given a slot must be moved there, and compiling takes long enough for a Ctrl-C in between.
+            with defer_sigint(), writable_state():
+                self._launch(announces, plans)
             self._compiled.add(kind)
         else:
-            memory = (0 if self._upcoming is None else self._upcoming.generation, cache_address)
-            found = self._recordings.get(kind)
-            if found is None or found[0] != memory:
-                with self._recorder.capture() as graph, writable_state():
-                    self._work(announces, plans)
-                found = self._recordings[kind] = (memory, graph)
-            found[1].replay()
+            memory = (0 if self._next_use is None else self._next_use.generation, records_address)
+            captured = self._graphs.get(kind)
+            if captured is None or captured[0] != memory:
+                with self._capture.capture() as graph, writable_state():
+                    self._launch(announces, plans)
+                captured = self._graphs[kind] = (memory, graph)
+            captured[1].replay()
 
-    def _work(self, announces: bool, plans: bool) -> None:
-        self._fused.turn(self._all_ids, announces, plans)
-        if plans and self._fused.moves is not None:
-            self._move(self._fused.moves)
+    def _launch(self, announces: bool, plans: bool) -> None:
+        self._kernel_planner.run(self._all_ids, announces, plans)
+        if plans and self._kernel_planner.moves is not None:
+            self._move(self._kernel_planner.moves)
 
-    def ran(self, event: Event) -> None:
-        """A turn was queued, and is done at the mark."""
-        self._read[self._turn % NUM_TURNS] = event
-        self._turn += 1
+    def submitted(self, event: Event) -> None:
+        """An iteration was queued, and is done at this event."""
+        self._inputs_read[self._iteration % NUM_ITERATIONS] = event
+        self._iteration += 1
         self.is_broken = False
 
-    def plan_in(self, seat: int, batch: int, number: int | None, num_rows: int, looked_at_all: bool) -> Plan:
-        """The plan in a seat, of a batch of at most so many rows."""
-        planner = self._slots_planner
-        generation = 0 if planner is None else planner.index.generation
-        return Plan(batch, number, generation, num_rows, looked_at_all, *self._plans[seat])
 
-
-def _arrays(seat: PlanBuffer) -> tuple[Any, ...]:
-    """The fields of a plan that are memory of its seat, in their order; the turn itself has carried out its moves."""
-    rows, num, *_ = seat.unique
-    slots, nothing = seat.row_slots[:0], rows[:0]
-    moves, overflow = (slots, nothing, nothing, num[:0]), (slots, nothing, num[:0])
-    return seat.unique, seat.slots, seat.row_slots, *moves, *overflow, seat.counts
+def _plan_arrays(buffer: PlanBuffer) -> tuple[Any, ...]:
+    """The fields of a plan from `unique` on, in their order. It has no moves, because the graph carries them out."""
+    rows, num, *_ = buffer.unique
+    no_slots, no_rows = buffer.row_slots[:0], rows[:0]
+    moves, overflow = (no_slots, no_rows, no_rows, num[:0]), (no_slots, no_rows, num[:0])
+    return buffer.unique, buffer.slots, buffer.row_slots, *moves, *overflow, buffer.counts

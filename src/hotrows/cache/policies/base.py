@@ -44,6 +44,7 @@ class PolicyKernelSpec:
     seen: Tensor | None = None  # int32 [slots + 1], lookups counted while a row is in the cache
     rank_of_row: Tensor | None = None  # int32 [rows], each row's position in the order of frequency, if it was given
     one_byte: bool = False  # once the planned batch is known, priorities fit into one byte (see ops.select_victims)
+    scans_ranges: bool = False  # as for `Policy`: victims may be chosen from a range of the slots
 
 
 class Policy(ABC):

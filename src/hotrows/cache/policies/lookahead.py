@@ -85,6 +85,7 @@ class Lookahead(Policy):
             seen=self.seen,
             rank_of_row=rank_of_row,
             one_byte=rank_of_row is None,
+            scans_ranges=self.scans_ranges,
         )
 
     def _prioritize(self, slots: Tensor, next_use: Tensor, seen: Tensor) -> None:

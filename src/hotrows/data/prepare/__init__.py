@@ -1,4 +1,4 @@
-"""From a raw click log to a prepared data set: Parquet shards, vocabularies and `dataset.json`."""
+"""Makes a data set from a raw click log: Parquet shards, vocabularies and `dataset.json`."""
 
 from hotrows.data.prepare.errors import BadInputError as BadInputError
 from hotrows.data.prepare.errors import OutputError as OutputError

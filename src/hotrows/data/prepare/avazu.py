@@ -1,7 +1,7 @@
-"""Avazu's click log: CSV with a header; every column is a category, `hour` gives the time (YYMMDDHH).
+"""Avazu's click log: CSV with a header. Every column is a category, and `hour` gives the time (YYMMDDHH).
 
-`id` is dropped, as are columns that the original does not have. Of `hour` come two categories: hour of the day and
-day of the week.
+`id` is dropped, and so are columns that the original log does not have. `hour` becomes two categories: hour of the day
+and day of the week.
 """
 
 from pathlib import Path
@@ -49,7 +49,7 @@ def _bad_hour(table: Table) -> Expression:
 
 
 def _weekday(table: Table) -> Expression:
-    """0 for Sunday, by Zeller's rule: plain integers agree on every engine."""
+    """The day of the week, 0 for Sunday, by Zeller's rule: integer arithmetic is the same on every engine."""
     year, month, day = (table.hour.substr(start, 2).cast("int64") for start in (0, 2, 4))
     before_march = ibis.ifelse(month <= 2, 1, 0)
     year = year + 2000 - before_march

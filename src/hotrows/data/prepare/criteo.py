@@ -16,7 +16,7 @@ COLUMNS: dict[str, Literal["number", "text"]] = {
 
 
 def criteo(paths: tuple[Path, ...]) -> Log:
-    """Several files are days, in the order of their names."""
+    """Describe the log. Several files are days, in the order of their names."""
     for path in paths:
         check_first_line(path, "\t", len(COLUMNS), "label, 13 integers, 26 categories, with tabs between")
     return Log(

@@ -1,19 +1,19 @@
-"""What can go wrong in `prepare`, said to the user."""
+"""The errors of `prepare`, in the user's words."""
 
 from pathlib import Path
 
 
 class BadInputError(ValueError):
-    """The log, or the file that describes it, is not what it should be. Nothing was written.
+    """The log, or the file that describes it, cannot be used. Nothing was written.
 
     Args:
-        expected: what should be there instead.
-        line: the line of the file, counted from 1; None where the file as a whole is wrong.
+        expected: what the file should have instead.
+        line: the line of the file, counted from 1; None if the file as a whole is wrong.
     """
 
     def __init__(self, path: Path, found: str, expected: str, line: int | None = None) -> None:
-        place = f"{path}, line {line:,}" if line is not None else str(path)
-        super().__init__(f"{place}: {found}; expected {expected}")
+        location = f"{path}, line {line:,}" if line is not None else str(path)
+        super().__init__(f"{location}: {found}; expected {expected}")
         self.path = path
         self.line = line
 

@@ -1,4 +1,4 @@
-"""The expressions of prepare, the same for every engine: samples, vocabulary, encoding, histories, splits."""
+"""The expressions of `prepare`, the same for every engine: samples, vocabulary, encoding, histories, splits."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -15,13 +15,13 @@ _FACTORS = (2_654_435_761, 1_103_515_245, 1_812_433_253)
 
 
 def num_problems(table: Table, log: Log) -> Table:
-    """One row, `num_bad`: how many rows cannot be used."""
+    """A table with one row: `num_bad` is how many rows cannot be used."""
     bad = reduce(or_, (problem.found(table) for problem in log.problems))
     return table.aggregate(num_bad=bad.sum())
 
 
 def problems(table: Table, log: Log) -> Table:
-    """One row: for problem number i the rows that have it first, `count_i`, and the first of them, `row_i`."""
+    """A table with one row: how many rows have problem i and no earlier one, `count_i`, and the first, `row_i`."""
     reasons = [problem.found(table) for problem in log.problems]
     numbered = table.select("row", problem=ibis.cases(*((found, i) for i, found in enumerate(reasons)), else_=-1))
     columns = {}
@@ -56,14 +56,14 @@ def vocabulary(occurrences: Table, min_count: int) -> Table:
     counts = occurrences.group_by("value").aggregate(count=occurrences.weight.sum().cast("int64"))
     kind = ibis.cases((counts.value.isnull(), MISSING), (counts["count"] < min_count, RARE), else_=2)
     kinds = counts.select(kind=kind.cast("int32"), value="value", count="count")
-    # Values that share an id become one row; both special ids are there even if nothing has them.
+    # Values that share an id become one row. Both special ids are there even if no value has them.
     special = ibis.range(RARE, MISSING + 1).unnest().name("kind").as_table()
     special = special.select(
         kind=special.kind.cast("int32"), value=ibis.null("string"), count=ibis.literal(0, type="int64")
     )
     kept = ibis.ifelse(kinds.kind == 2, kinds.value, ibis.null("string"))
-    together = kinds.mutate(value=kept).union(special)
-    merged = together.group_by("kind", "value").aggregate(count=together["count"].sum().cast("int64"))
+    combined = kinds.mutate(value=kept).union(special)
+    merged = combined.group_by("kind", "value").aggregate(count=combined["count"].sum().cast("int64"))
     position = ibis.row_number().over(order_by=[merged.kind, merged["count"].desc(), merged.value])
     return merged.select("value", "count", id=position.cast("int32")).select("value", "id", "count")
 
@@ -72,7 +72,7 @@ def encode(samples: Table, vocabularies: Mapping[str, Table]) -> Table:
     """Replace the text of each of these columns by its id."""
     joined = samples
     for number, (name, known) in enumerate(vocabularies.items()):
-        # A missing value finds the row of `missing`, so that no engine carries the text through the other joins.
+        # A missing value matches the row of `missing`, so that no engine carries the text through the other joins.
         side = known.filter(known.id != RARE).select(**{f"value_{number}": known.value, f"id_{number}": known.id})
         joined = joined.left_join(side, samples[name].identical_to(side[f"value_{number}"]))
     ids = {name: joined[f"id_{number}"].coalesce(RARE).cast("int32") for number, name in enumerate(vocabularies)}
@@ -80,11 +80,11 @@ def encode(samples: Table, vocabularies: Mapping[str, Table]) -> Table:
 
 
 def past(samples: Table, history: History, user: str) -> dict[str, Expression]:
-    """The sequence columns: what the same user's rows before each row have, oldest first.
+    """The sequence columns: for each row the ids of the same user's earlier rows, oldest first.
 
     Args:
-        samples: with `row`; the columns that the histories are of are ids already.
-        user: the column that tells users apart.
+        samples: a table with `row`, in which the columns of the histories are ids already.
+        user: the column that identifies users.
     """
     window = ibis.window(group_by=samples[user], order_by=samples.row, preceding=(history.length, 1))
     none: list[int] = []
@@ -95,14 +95,14 @@ def past(samples: Table, history: History, user: str) -> dict[str, Expression]:
 
 
 def lookups(samples: Table, history: History, user: str, in_training: Expression) -> Expression:
-    """How often training looks up a row's ids: once as the candidate, and once in every history that it is part of."""
+    """How often training looks up a row's ids: once as the candidate, and once in every history that contains it."""
     chosen = ibis.ifelse(in_training, 1, 0)
     window = ibis.window(group_by=samples[user], order_by=samples.row, following=(1, history.length))
     return chosen + chosen.sum().over(window).coalesce(0)
 
 
 def split_of(row: Expression, fractions: Mapping[str, float], seed: int) -> Expression:
-    """Which split a row falls into: a number of its own and the seed, whatever the engine."""
+    """The split of a row. It depends on the row's number and the seed alone, so every engine draws the same."""
     drawn = _drawn(row, seed)
     branches = []
     upper = 0.0
@@ -113,16 +113,16 @@ def split_of(row: Expression, fractions: Mapping[str, float], seed: int) -> Expr
 
 
 def _drawn(row: Expression, seed: int) -> Expression:
-    """A well-mixed number below `_PRIME`; products stay below 2^62, so that no engine overflows."""
+    """A well-mixed number below `_PRIME`. Products stay below 2^62, so that no engine overflows."""
     mixed = (row + (seed + 1) * _FACTORS[0]) % _PRIME
     mixed = (mixed * _FACTORS[1] + 12_345) % _PRIME
-    # Without this step all would be one linear function, whose values for neighbouring rows are a lattice.
+    # Without this step the whole would be a linear function, whose values at neighboring rows form a lattice.
     mixed = mixed ^ (mixed >> 15)
     return (mixed * _FACTORS[2] + 12_345) % _PRIME
 
 
 def _dense(value: Expression, log_scale: bool) -> Expression:
-    """A float32 without missing values: log(1 + x) of what is positive, as DLRM does, or the number itself."""
+    """A float32 without missing values: log(1 + max(x, 0)), as in DLRM, or the number itself."""
     known = value.cast("float64")
     known = ibis.ifelse(known.isnan(), ibis.null("float64"), known).coalesce(0.0)
     if log_scale:

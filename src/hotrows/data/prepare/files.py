@@ -1,4 +1,4 @@
-"""The files of a log: which, in what order, and what their first lines and broken ends say."""
+"""The files of a log: their order, their first lines, and the lines that errors are about."""
 
 import gzip
 import io
@@ -13,7 +13,7 @@ from hotrows.data.prepare.errors import BadInputError
 
 
 def list_files(given: Path) -> tuple[Path, ...]:
-    """The file, or the files of a directory in the order of their names with numbers as numbers (day_2, day_10)."""
+    """The file, or the files of a directory in natural order: day_2 comes before day_10."""
     if not given.exists():
         raise BadInputError(given, "there is no such file", "a log file or a directory of them")
     found = [path for path in given.iterdir() if path.is_file() and path.name[0] not in "._"] if given.is_dir() else []
@@ -27,7 +27,7 @@ def list_files(given: Path) -> tuple[Path, ...]:
 
 
 def first_line(path: Path, after: int = 0) -> str:
-    """A line near the beginning, with its end; '' past the end of the file."""
+    """A line near the beginning of the file, with its line end; '' past the end of the file."""
     try:
         with _open_text(path) as file:
             return next(islice(file, after, None), "")
@@ -36,7 +36,7 @@ def first_line(path: Path, after: int = 0) -> str:
 
 
 def header_fields(path: Path, delimiter: str, needed: Iterable[str]) -> list[str]:
-    """The names in the first line, of which none that is needed may be missing."""
+    """The names in the first line. Raises if a needed name is missing."""
     line = first_line(path).rstrip("\r\n")
     fields = [name.strip('"') for name in line.split(delimiter)]
     missing = [name for name in needed if name not in fields]
@@ -50,7 +50,7 @@ def header_fields(path: Path, delimiter: str, needed: Iterable[str]) -> list[str
 
 
 def check_first_line(path: Path, delimiter: str, num_fields: int, expected: str) -> None:
-    """Say at once that a file is empty or has another delimiter, before all of its lines are read."""
+    """Raise if a file begins with an empty line or has another delimiter, before all of its lines are read."""
     line = first_line(path)
     if not line.strip("\r\n"):
         raise BadInputError(path, "the first line is empty", expected, 1)
@@ -58,11 +58,11 @@ def check_first_line(path: Path, delimiter: str, num_fields: int, expected: str)
         raise BadInputError(path, f"no {delimiter!r} in {line[:60].rstrip()!r}", expected, 1)
 
 
-def line_of_record(path: Path, record: int, header: bool, left_out: frozenset[int] = frozenset()) -> int | None:
-    """The line of the record with this number, from 0; blank lines and lines left out are no records."""
+def line_of_record(path: Path, record: int, header: bool, rejected: frozenset[int] = frozenset()) -> int | None:
+    """The line of the record with this number, counted from 0. Blank and rejected lines are not records."""
     with _open_text(path) as file:
         for number, line in enumerate(file, start=1):
-            if (header and number == 1) or number in left_out or not line.strip("\r\n"):
+            if (header and number == 1) or number in rejected or not line.strip("\r\n"):
                 continue
             if record == 0:
                 return number
@@ -71,7 +71,7 @@ def line_of_record(path: Path, record: int, header: bool, left_out: frozenset[in
 
 
 def lines_of_records(path: Path, records: Sequence[int], header: bool) -> list[int]:
-    """The lines of the records with these rising numbers, from 0; blank lines are no records."""
+    """The lines of the records with these ascending numbers, counted from 0. Blank lines are not records."""
     with _open_text(path) as file:
         lines = (
             number for number, line in enumerate(file, start=1) if not (header and number == 1) and line.strip("\r\n")
@@ -81,7 +81,7 @@ def lines_of_records(path: Path, records: Sequence[int], header: bool) -> list[i
 
 
 def last_readable_line(path: Path) -> int:
-    """How many lines come before the place where the file breaks off."""
+    """How many lines of a truncated file can be read."""
     number = 0
     try:
         with _open_text(path) as file:
@@ -98,7 +98,7 @@ def is_gzip(path: Path) -> bool:
 
 
 def _open_text(path: Path) -> IO[str]:
-    # Only \n ends a line, as in the engines; other separators of Unicode are part of a value.
+    # Only \n ends a line, as in the engines. Other line separators of Unicode are part of a value.
     raw = cast(IO[bytes], gzip.GzipFile(path)) if is_gzip(path) else path.open("rb")
     return io.TextIOWrapper(raw, encoding="utf-8", errors="replace", newline="\n")
 

@@ -1,4 +1,4 @@
-"""What `prepare` must know of a log: its columns in the file, and the expressions that make samples of them."""
+"""What `prepare` must know of a log: its columns in the file, and the expressions that make samples from them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ class LogFile:
     """One file of a log and how to read it.
 
     Args:
-        columns: every column of the file in order, and whether it is a number or text; only text files need them.
+        columns: every column of the file in order, and whether it is a number or text. Parquet files need none.
         delimiter: None for Parquet.
-        header: whether the first line names the columns.
-        quote: the character around fields that have the delimiter in them; empty where there is none.
+        header: True if the first line names the columns.
+        quote: the character around fields that contain the delimiter; empty if there is none.
     """
 
     path: Path
@@ -31,7 +31,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class Problem:
-    """A row that cannot be used: `found` is true for it."""
+    """A reason why rows cannot be used. `found` is true for rows that have it."""
 
     reason: str
     expected: str
@@ -40,12 +40,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class History:
-    """Sequence columns: what the same user did before, oldest first.
+    """Sequence columns: the ids of the same user's earlier rows, oldest first.
 
     Args:
-        user: the categorical column that says whose history it is.
-        sequences: new column by name, and the categorical column whose past ids it holds; they share its table.
-        length: ids at most.
+        user: the categorical column that identifies users.
+        sequences: the categorical column whose ids each new column holds, by the name of the new column. Both share
+            a table.
+        length: the most ids of a history.
     """
 
     user: str
@@ -59,10 +60,10 @@ class Log:
 
     Args:
         label: 0 or 1 for every row.
-        dense: numbers of any size by column; null where missing.
-        categorical: text by column; null where missing.
-        time: the column that the log is ordered by; None where the order of the file is the order of time.
-        day: what tells days apart; None where only files do.
+        dense: a number for every row, by column; null if it is missing.
+        categorical: a text for every row, by column; null if it is missing.
+        time: the column that the log is ordered by; None if the file is already in the order of time.
+        day: the day of every row; None if each file is a day.
         log_scale: dense values become log(1 + x), negatives 0.
     """
 
@@ -80,7 +81,7 @@ class Log:
 
 
 def column(name: str) -> Make:
-    """The column as it is in the log."""
+    """The column of the log, unchanged."""
     return lambda table: table[name]
 
 

@@ -1,4 +1,4 @@
-"""Whether a log lies in the order of time already."""
+"""Checks whether a log is already in the order of time."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 
 def is_sorted(arrays: Iterable[pa.Array]) -> bool:
-    """Whether values never fall, from the first array to the last."""
+    """True if values never decrease, from the first array to the last."""
     last: Any = None
     for values in arrays:
         if len(values) == 0:

@@ -1,4 +1,4 @@
-"""The prepared directory: made beside its place under another name, and renamed into it when whole."""
+"""The prepared directory. It is filled under a temporary name beside its final one, and renamed when it is complete."""
 
 import errno
 import fcntl
@@ -19,11 +19,11 @@ FORMAT = 1
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """A directory to fill, which becomes `out` at the end of the block, or vanishes if that fails."""
+    """A directory to fill. It becomes `out` at the end of the block, or is removed if the block raises."""
     if out.exists():
         raise OutputError(f"{out} exists already: choose another directory, or remove it first")
-    for left in out.parent.glob(f".{out.name}.unfinished-*"):
-        _remove_if_abandoned(left)
+    for old in out.parent.glob(f".{out.name}.unfinished-*"):
+        _remove_if_unlocked(old)
     unfinished = out.parent / f".{out.name}.unfinished-{uuid4().hex[:8]}"
     try:
         unfinished.mkdir(parents=True)
@@ -44,8 +44,8 @@ def new_directory(out: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _remove_if_abandoned(unfinished: Path) -> None:
-    """Remove what a killed run left behind; a living one holds its lock."""
+def _remove_if_unlocked(unfinished: Path) -> None:
+    """Remove the directory of a killed run. A run that is alive holds its lock."""
     try:
         with (unfinished / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +55,7 @@ def _remove_if_abandoned(unfinished: Path) -> None:
 
 
 def write_description(directory: Path, description: dict[str, Any]) -> None:
-    """Write `dataset.json`, the last file of a data set: with it the set is whole."""
+    """Write `dataset.json`. It is written last, so a data set that has it is complete."""
     files = sorted(path for path in directory.rglob("*.parquet"))
     names = {path.relative_to(directory).as_posix(): path for path in files}
     sizes = {name: path.stat().st_size for name, path in names.items()}

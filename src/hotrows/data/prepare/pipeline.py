@@ -48,14 +48,14 @@ def prepare(
     Args:
         kind: the log's format, one of `KINDS`.
         input: a file, or a directory of files that are read in the order of their names.
-        min_count: values that occur less often in the training split share the id `rare`.
+        min_count: values that occur fewer times in the training split share the id `rare`.
         split: `time`: the last `test` of the log, and `valid` before it; `day`: the last day (or file) is for testing;
             `random`: drawn by `seed`.
         engine: `duckdb` or `spark`.
-        memory_limit: what the engine may use before it spills to disk, beside `out`.
+        memory_limit: the memory that the engine may use before it spills to disk, beside `out`.
         on_error: `stop` at the first bad line, or `skip` all of them and report how many.
         config: for `table`, the TOML file that names the columns.
-        progress: called with what is being done and how much of it is, from 0 to 1.
+        progress: called with the name of the current step and the share of it that is done, 0 to 1.
     """
     started = time.perf_counter()
     input, out = Path(input), Path(out)
@@ -64,7 +64,7 @@ def prepare(
     if min_count < 1:
         raise ValueError(f"min_count={min_count}: must be at least 1")
     check_fractions(split, valid, test)
-    tell = progress or (lambda phase, done: None)
+    on_progress = progress or (lambda phase, done: None)
     if out.exists():
         raise OutputError(f"{out} exists already: choose another directory, or remove it first")
     log = open_log(kind, list_files(input), config)
@@ -72,7 +72,7 @@ def prepare(
         work = directory / "work"
         running = connect(engine, memory_limit, work)
         try:
-            job = _Job(running, log, directory, work, on_error == "skip", tell)
+            job = _Job(running, log, directory, work, on_error == "skip", on_progress)
             rows = job.read_in_order()
             splits = job.split(rows, split, valid, test, seed)
             schema = job.count(rows, splits, min_count)
@@ -99,9 +99,9 @@ def prepare(
             }
             for name in SPLITS
         }
-        tell("finishing", 0.0)
+        on_progress("finishing", 0.0)
         write_description(directory, {"name": log.name, "schema": described, "splits": shards, "source": source})
-    tell("finishing", 1.0)
+    on_progress("finishing", 1.0)
     return PrepareReport(
         name=log.name,
         out=out,
@@ -114,7 +114,7 @@ def prepare(
 
 
 def open_log(kind: str, paths: tuple[Path, ...], config: Path | None) -> Log:
-    """Look at the first lines and say how to read the rest."""
+    """Check the first lines of a log, and describe how to read it."""
     from hotrows.data.prepare import avazu, criteo, table, taobao
 
     if kind == "table":
@@ -129,7 +129,7 @@ def open_log(kind: str, paths: tuple[Path, ...], config: Path | None) -> Log:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Usable rows in the order of time, and where the last file of the log begins in them."""
+    """Usable rows in the order of time, and the number of the first row of the log's last file."""
 
     parts: tuple[Part, ...]
     num_rows: int
@@ -137,15 +137,17 @@ class _Rows:
 
 
 class _Job:
-    """The phases of one run, which share the engine, the log and a place to work in."""
+    """The phases of one run. They share the engine, the log and a working directory."""
 
-    def __init__(self, engine: Engine, log: Log, directory: Path, work: Path, skip: bool, tell: Progress) -> None:
+    def __init__(
+        self, engine: Engine, log: Log, directory: Path, work: Path, skip: bool, on_progress: Progress
+    ) -> None:
         self.engine = engine
         self.log = log
         self.directory = directory
         self.work = work
         self.skip = skip
-        self.tell = tell
+        self.on_progress = on_progress
         self.skipped: list[Skipped] = []
         self.num_read = 0
 
@@ -154,7 +156,7 @@ class _Job:
         parts: list[Part] = []
         num_good = num_bad = last_file = 0
         for number, file in enumerate(self.log.files):
-            self.tell("reading", number / len(self.log.files))
+            self.on_progress("reading", number / len(self.log.files))
             found, rejected_lines = self._read_file(file, number)
             num_rows = sum(part.num_rows for part in found)
             bad = self._check(found, file, rejected_lines) if num_rows else 0
@@ -169,7 +171,7 @@ class _Job:
             good = expressions.without_problems(self.engine.table(parts, self.log.columns), self.log)
             order = [self.log.time, "row"] if self.log.time else ["row"]
             parts = list(self.engine.store(good, "ordered", order))
-        self.tell("reading", 1.0)
+        self.on_progress("reading", 1.0)
         return _Rows(tuple(parts), num_good, last_file)
 
     def split(self, rows: _Rows, kind: str, valid: float, test: float, seed: int) -> Splits:
@@ -190,7 +192,7 @@ class _Job:
         return before(last_day, rows.num_rows, round(rows.num_rows * valid))
 
     def count(self, rows: _Rows, splits: Splits, min_count: int) -> Schema:
-        """Write the vocabulary of every table, from the training split alone."""
+        """Write the vocabulary of every table. Only the training split is counted."""
         (self.directory / "vocabulary").mkdir()
         table = self.engine.table(rows.parts, self.log.columns)
         if self.log.history:
@@ -204,7 +206,7 @@ class _Job:
             samples,
             paths,
             lambda occurrences: expressions.vocabulary(occurrences, min_count),
-            lambda done: self.tell("counting", done),
+            lambda done: self.on_progress("counting", done),
         )
         columns = [Column(name, Part.of_file(path).num_rows) for name, path in paths.items()]
         if self.log.history:
@@ -219,28 +221,28 @@ class _Job:
         order = ["label", *schema.dense, *(column.name for column in schema.categorical)]
         encode = self._encode
         if self.log.history:
-            # Histories reach across shards, so they are made for the whole log first.
-            self.tell("histories", 0.0)
+            # A history may begin in an earlier shard, so histories are made for the whole log first.
+            self.on_progress("histories", 0.0)
             table = encode(self.engine.table(parts, columns))
             table = table.mutate(**expressions.past(table, self.log.history, "_user"))
             parts = self.engine.store(table.select("row", *order), "samples", ["row"])
             columns, encode = tuple(order), lambda table: table
-            self.tell("histories", 1.0)
+            self.on_progress("histories", 1.0)
         files: dict[str, tuple[Path, ...]] = {}
         rows_per_shard = self._rows_per_shard(schema)
-        # Splits that are ranges of rows are one query; drawn ones are filtered each by its own.
-        for together in [SPLITS] if splits.drawn is None else [(split,) for split in SPLITS]:
+        # Splits that are ranges of rows are written by one query. A random split has a query of its own.
+        for group in [SPLITS] if splits.drawn is None else [(split,) for split in SPLITS]:
 
-            def build(table: Table, split: str = together[0]) -> Table:
+            def build(table: Table, split: str = group[0]) -> Table:
                 chosen = table if splits.drawn is None else table.filter(splits.contains(split, table.row))
                 return encode(chosen).select("row", *order)
 
-            def tell(part: float, num_done: int = len(files), num: int = len(together)) -> None:
-                self.tell("writing", (num_done + part * num) / len(SPLITS))
+            def report(part: float, num_done: int = len(files), num: int = len(group)) -> None:
+                self.on_progress("writing", (num_done + part * num) / len(SPLITS))
 
-            targets = {self.directory / split: splits.rows[split] for split in together}
-            written = self.engine.write_shards(parts, columns, targets, build, rows_per_shard, tell)
-            files |= zip(together, written, strict=True)
+            targets = {self.directory / split: splits.rows[split] for split in group}
+            written = self.engine.write_shards(parts, columns, targets, build, rows_per_shard, report)
+            files |= zip(group, written, strict=True)
         if not files["train"]:
             raise ValueError(f"{rows.num_rows} rows leave none for training: take smaller fractions for valid and test")
         return files
@@ -255,7 +257,7 @@ class _Job:
         return read.parts, read.rejected_lines
 
     def _check(self, parts: Sequence[Part], file: LogFile, rejected_lines: frozenset[int]) -> int:
-        """How many rows of a file were read but cannot be used."""
+        """Count the rows of a file that were read but cannot be used, and report why."""
         table = self.engine.table(parts, self.log.columns)
         if not self.engine.fetch(expressions.num_problems(table, self.log))["num_bad"]:
             return 0
@@ -276,7 +278,7 @@ class _Job:
         self.skipped.append(Skipped(reason, num_rows, path, line, expected))
 
     def _with_lookups(self, table: Table, history: History, splits: Splits) -> Table:
-        """The categories of all rows that training looks up, as `weight` how often."""
+        """The categories of all rows that training looks up. Column `weight` is how often it does."""
         samples = expressions.values(table, self.log)
         weight = expressions.lookups(samples, history, history.user, splits.contains("train", samples.row))
         weighted = samples.select("row", *self.log.categorical, weight=weight)
@@ -287,7 +289,7 @@ class _Job:
         vocabularies = {name: self.engine.lookup(self._vocabulary_path(name)) for name in self.log.categorical}
         samples = expressions.values(table, self.log)
         if self.log.history:
-            # Rare users share an id, not a history.
+            # Rare users share an id, but each has a history of its own.
             samples = samples.mutate(_user=samples[self.log.history.user])
         return expressions.encode(samples, vocabularies)
 
@@ -295,5 +297,5 @@ class _Job:
         return self.directory / "vocabulary" / f"{table}.parquet"
 
     def _rows_per_shard(self, schema: Schema) -> int:
-        """Every shard joins the vocabularies anew: with large ones, larger shards."""
+        """The rows of a shard. Each shard joins the vocabularies again, so large vocabularies need larger shards."""
         return max(ROWS_PER_SHARD, sum(schema.tables.values()) // 4)

@@ -1,4 +1,4 @@
-"""What `prepare` did: rows read and skipped, ids per column, samples per split."""
+"""The result of `prepare` in numbers: rows read and skipped, ids per column, samples per split."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Skipped:
-    """Rows left out for one reason, and where the first of them is."""
+    """Rows that were skipped for one reason, and where the first of them is."""
 
     reason: str
     num_rows: int

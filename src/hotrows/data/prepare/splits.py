@@ -1,4 +1,4 @@
-"""Which rows train, validate and test: by time, by day, or drawn at random."""
+"""Divides rows into training, validation and test: by time, by day, or at random."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,11 @@ KINDS = ("time", "day", "random")
 
 @dataclass(frozen=True)
 class Splits:
-    """Rows of each split: a range of the log in order of time, and for a random split those of it that are drawn."""
+    """The rows of each split: a range of the log in the order of time.
+
+    Args:
+        drawn: for a random split, draws the split of each row in the range.
+    """
 
     rows: dict[str, range]
     drawn: Callable[[Expression], Expression] | None = None
@@ -31,7 +35,7 @@ def check_fractions(kind: str, valid: float, test: float) -> None:
 
 
 def by_time(num_rows: int, valid: float, test: float) -> Splits:
-    """The last fraction of the log is for testing, the fraction before it for validation."""
+    """Use the last fraction of the log for the test, and the fraction before it for validation."""
     first_test = num_rows - round(num_rows * test)
     return before(first_test, num_rows, round(num_rows * valid))
 

@@ -1,4 +1,4 @@
-"""Any CSV or Parquet file whose columns are named in a TOML file.
+"""Any CSV or Parquet log. A TOML file names its columns:
 
 ```toml
 label = "is_attributed"

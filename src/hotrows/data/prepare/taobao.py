@@ -2,7 +2,7 @@
 
 One sample is one interaction: will the user do more than look (cart, favourite or buy: label 1; page view: label 0)
 with this item, given the items and categories of up to 20 interactions of the same user before it? The one dense
-column is the time since the last of them, in seconds; 0 for a user's first.
+column is the time since the last of them in seconds, which is 0 for a user's first interaction.
 """
 
 from pathlib import Path
@@ -37,7 +37,7 @@ def taobao(paths: tuple[Path, ...]) -> Log:
             Problem("no timestamp", "timestamp in seconds", lambda table: table.timestamp.isnull()),
         ),
         time="timestamp",
-        # Days are Beijing's.
+        # Days begin at midnight in Beijing.
         day=lambda table: ((table.timestamp + 8 * 3600) / 86_400).floor(),
         history=History("user", {"item_history": "item", "category_history": "category"}),
     )

@@ -1,8 +1,9 @@
-"""An open-addressing hash table from row to cell, worked on by a whole batch at a time.
+"""An open-addressing hash table from row to cell. Its operations take a whole batch of rows at a time.
 
-The table is one int64 array `keys` of M + 1 cells: a row, EMPTY or ERASED in the first M, BARRED in the last (a place
-for writes that must not happen). A row is looked for from its hashed cell onwards, round the
-end, until it or an EMPTY cell is met; the table is never full, so every search ends.
+The table is one int64 array `keys` of M + 1 cells. The first M cells hold a row, EMPTY or ERASED. The last cell holds
+BARRED and takes writes that must not happen. A search for a row begins at the cell of its hash and goes from cell to
+cell, from the last one on to the first, until it finds the row or an EMPTY cell. Every search ends, because the table
+is never full.
 """
 
 from torch import Tensor
@@ -26,7 +27,7 @@ def find(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
 def insert(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
     """Claim a cell for each of the first `num` rows, int64 [N]; -1 for NO_ROW and beyond `num`.
 
-    The rows must be distinct and absent from the table.
+    The rows must be unique, and absent from the table.
     """
     if keys.is_cuda:
         from hotrows.ops.hash_table import kernel
@@ -36,11 +37,11 @@ def insert(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
 
 
 def build(keys: Tensor, position_at: Tensor, cell_of: Tensor, rows: Tensor) -> None:
-    """Make the table anew, of distinct rows and nothing else.
+    """Build the table from unique rows, whatever it held before.
 
     Args:
-        position_at: int32 [M + 1], for each cell where its row is in `rows`, -1 where it has none.
-        cell_of: int32, longer than `rows`: for each of these its cell, -1 for NO_ROW.
+        position_at: int32 [M + 1], the position in `rows` of each cell's row, -1 for a cell without a row.
+        cell_of: int32, longer than `rows`, the cell of each row, -1 for NO_ROW.
     """
     if keys.is_cuda:
         from hotrows.ops.hash_table import kernel

@@ -1,4 +1,4 @@
-"""The hash table in Triton: every program walks a block of rows from cell to cell until the last one has arrived."""
+"""The hash table in Triton: every program takes a block of rows from cell to cell until all of them are done."""
 
 import torch
 import triton
@@ -8,9 +8,9 @@ from torch import Tensor
 from hotrows.ops.hash_table import BARRED, EMPTY, ERASED
 
 _EMPTY, _ERASED, _BARRED = tl.constexpr(EMPTY), tl.constexpr(ERASED), tl.constexpr(BARRED)
-# One warp, so that 'has every row arrived?' is answered without a barrier and a slow row holds up few others.
+# One warp, so that no barrier is needed to ask whether all rows are done, and a long search delays few other rows.
 _BLOCK, _NUM_WARPS = 64, 1
-_CLEARED = 2048  # cells that a program clears
+_CELLS_PER_PROGRAM = 2048  # when the table is cleared
 
 
 @triton.jit
@@ -43,12 +43,12 @@ def find_cells(keys, row, searching, num_cells):
 @triton.jit
 def insert_cells(keys, row, searching, position, num_cells):
     """A cell for each row that is to be inserted, -1 for the others."""
-    # Compare-and-swap has no mask. A lane without work compares with BARRED, which no cell it aims at holds; it aims
-    # at a cell of its own, because atomics on one cell for all would run one after the other.
+    # Compare-and-swap has no mask. An element without work compares with BARRED, which the cell it aims at does not
+    # hold. Each aims at a different cell, because atomics on the same cell run one after the other.
     cell = _first_cell(tl.where(searching, row, position), num_cells)
     answer = tl.full(row.shape, -1, tl.int64)
     while tl.max(searching.to(tl.int32), 0) > 0:
-        # The key may be stale by the time of the swap, which then fails. A cell taken stays taken, so move on.
+        # The key may be stale by the time of the swap, which then fails. A taken cell stays taken, so the row moves on.
         key = tl.load(keys + cell, mask=searching, other=_BARRED)
         vacant = (key == _EMPTY) | (key == _ERASED)
         expected = tl.where(vacant, key, _BARRED)
@@ -61,9 +61,9 @@ def insert_cells(keys, row, searching, position, num_cells):
 
 @triton.jit
 def erase_cells(keys, cell, erasing, num_cells):
-    """Whether an erased cell is left of each of these; most can be empty again. Not while others insert.
+    """Erase cells, and return which of them stay marked as erased. Not to be run while rows are inserted.
 
-    Behind an empty cell no search goes on, so none needs the cell before it either.
+    A cell in front of an empty one becomes empty instead, because every search that reaches it would end right after.
     """
     follower = tl.load(keys + _next_cell(cell, num_cells), mask=erasing, other=_EMPTY)
     left = erasing & (follower != _EMPTY)
@@ -119,7 +119,7 @@ def insert(keys: Tensor, rows: Tensor, num: Tensor) -> Tensor:
 
 def build(keys: Tensor, position_at: Tensor, cell_of: Tensor, rows: Tensor) -> None:
     num_cells = keys.numel() - 1
-    _clear[(triton.cdiv(keys.numel(), _CLEARED),)](keys, position_at, num_cells, BLOCK=_CLEARED)
+    _clear[(triton.cdiv(keys.numel(), _CELLS_PER_PROGRAM),)](keys, position_at, num_cells, BLOCK=_CELLS_PER_PROGRAM)
     if rows.numel():
         grid = (triton.cdiv(rows.numel(), _BLOCK),)
         _build[grid](keys, position_at, cell_of, rows, rows.numel(), num_cells, BLOCK=_BLOCK, num_warps=_NUM_WARPS)

@@ -1,4 +1,4 @@
-"""The hash table in plain PyTorch: every round of a loop moves all rows that are still on their way by one cell."""
+"""The hash table in plain PyTorch: every pass of a loop takes all rows that are not done one cell further."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def first_cell(rows: Tensor, num_cells: int) -> Tensor:
-    """Where the search for a row begins: the upper 32 bits of its hash, scaled to the table."""
+    """The cell at which the search for a row begins: the upper 32 bits of its hash, scaled to the table."""
     upper = (mix(rows) >> 32) & 0xFFFFFFFF
     return (upper * num_cells) >> 32
 

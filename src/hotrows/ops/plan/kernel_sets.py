@@ -12,6 +12,7 @@ from hotrows.ops.rows import NO_ROW, NO_SLOT
 
 _NO_ROW, _NO_SLOT = tl.constexpr(NO_ROW), tl.constexpr(NO_SLOT)
 WAYS = tl.constexpr(16)
+CHOOSE_WARPS = 4  # of `choose_ways`, which works on all ways of every row of a block
 _SHIFT = tl.constexpr(32)  # a set's count is below the number of the plan that it belongs to
 
 

@@ -1,4 +1,4 @@
-"""What runs the expressions: DuckDB in this process, or Spark."""
+"""The engines that run the expressions: DuckDB in this process, or Spark."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ ENGINES = ("duckdb", "spark")
 
 
 def connect(name: str, memory_limit: str, work: Path) -> Engine:
-    """An engine that keeps to the memory limit and spills into `work`."""
+    """Start an engine that keeps to the memory limit and spills into `work`."""
     if not re.fullmatch(r"[0-9.]+ *[KMGT]i?B", memory_limit.strip(), re.IGNORECASE):
         raise ValueError(f"memory_limit={memory_limit!r}: write a size such as 4GB or 512MB")
     if name == "duckdb":

@@ -1,7 +1,7 @@
-"""What an engine does: read a text file into rows that it keeps, run an expression, write ordered Parquet.
+"""The protocol of an engine: read a text file into stored rows, run an expression, write ordered Parquet.
 
-Everything between reading and writing is Ibis expressions, the same for every engine. Rows are numbered by their
-position in what is kept in order, which costs nothing to know.
+Everything between reading and writing is Ibis expressions, the same for every engine. Stored rows are in order, and the
+number of a row is its position among them, which costs nothing to know.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ ROWS_PER_GROUP = 65_536
 
 @dataclass(frozen=True)
 class Part:
-    """Rows in order: a Parquet file, or a table that the engine keeps under this name."""
+    """Rows in order. Their source is a Parquet file, or a table that the engine stores under this name."""
 
-    place: Path | str
+    source: Path | str
     num_rows: int
 
     @classmethod
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Rejected:
-    """Lines that are no rows, for one reason."""
+    """Lines that could not be read as rows for one reason, and the first of them."""
 
     reason: str
     expected: str
@@ -41,7 +41,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Read:
-    """A text file as rows, without the lines that were rejected."""
+    """The rows of a text file, without the lines that were rejected."""
 
     parts: tuple[Part, ...]
     rejected: tuple[Rejected, ...]
@@ -52,7 +52,7 @@ class Engine(Protocol):
     name: str
 
     def read(self, file: LogFile, columns: Sequence[str], name: str) -> Read:
-        """Keep the columns of a text file under this new name, in the order of the lines."""
+        """Store the columns of a text file under a new name, in the order of the lines."""
 
     def table(self, parts: Sequence[Part], columns: Sequence[str], rows: range | None = None) -> Table:
         """Parts as one table, with the number of each row, int64, as column `row`."""
@@ -64,10 +64,10 @@ class Engine(Protocol):
         """A Parquet file as a table whose order does not matter."""
 
     def fetch(self, expression: Expression) -> dict[str, Any]:
-        """The one row of a small result."""
+        """Run an expression that has one row, and return that row."""
 
     def store(self, expression: Table, name: str, order_by: Sequence[str]) -> tuple[Part, ...]:
-        """Keep a table in this order, without its column `row`, under this new name."""
+        """Store a table under a new name, in this order and without its column `row`."""
 
     def write_vocabularies(
         self,
@@ -76,10 +76,12 @@ class Engine(Protocol):
         build: Callable[[Table], Table],
         progress: Callable[[float], None],
     ) -> None:
-        """Write what `build` makes of each of these columns to a Parquet file, ordered by `id`.
+        """Apply `build` to each column, and write the result to a Parquet file, ordered by `id`.
 
         Args:
-            samples: these columns, and `weight`, how often a row counts; `build` gets them as `value` and `weight`.
+            samples: the columns, and `weight`, how often a row counts.
+            targets: the file of each column.
+            build: makes a table with `id` from a table with a column's values as `value`, and `weight`.
         """
 
     def write_shards(
@@ -91,11 +93,11 @@ class Engine(Protocol):
         rows_per_shard: int,
         progress: Callable[[float], None],
     ) -> list[tuple[Path, ...]]:
-        """Write what `build` makes of rows of a table to shards, each in the order of `row`, which is left out.
+        """Apply `build` to rows of a table, and write the result to shards in the order of `row`, without that column.
 
         Args:
             targets: new directories, and the rows that go there.
-            rows_per_shard: rows that a shard is built of, of which `build` may leave some out.
+            rows_per_shard: how many rows a shard is built from. `build` may drop some of them.
         """
 
     def close(self) -> None: ...

@@ -22,13 +22,13 @@ _REASONS = {
     "UNQUOTED VALUE": "a quote that does not end",
     "LINE SIZE OVER MAXIMUM": "a line too long",
 }
-# Tasks that fill a row group of the table are not copied once more: about 120,000 lines of a click log.
+# A task that fills a row group of the table is not copied again. A row group is about 120,000 lines of a click log.
 _BYTES_PER_TASK = 32_000_000
 _PARQUET = f"FORMAT parquet, COMPRESSION lz4_raw, WRITE_BLOOM_FILTER false, ROW_GROUP_SIZE {ROWS_PER_GROUP}"
 
 
 class DuckDB:
-    """Rows are kept in tables of a database in memory, which goes to the spill directory beyond the limit."""
+    """Stores rows in tables of a database in memory, which spills to a directory beyond the limit."""
 
     name = "duckdb"
 
@@ -92,7 +92,7 @@ class DuckDB:
         query = ""
         for number, (name, path) in enumerate(targets.items()):
             progress(number / len(targets))
-            # The query is compiled once and reads a view, which is made anew for every column.
+            # The query is compiled once. It reads a view, which is replaced for every column.
             self._run(f"CREATE OR REPLACE VIEW _occurrences AS SELECT {_name(name)} AS value, weight FROM _samples")
             query = query or self._ordered(build(self._ibis.table("_occurrences")), ["id"])
             self._copy(query, path)
@@ -133,7 +133,7 @@ class DuckDB:
         self._ibis.disconnect()
 
     def _ordered(self, expression: Table, order_by: Sequence[str]) -> str:
-        # A sum of integers is a HUGEINT to DuckDB, an int64 to Ibis; Parquet would get a double.
+        # A sum of integers is a HUGEINT in DuckDB and an int64 in Ibis. Without a cast, Parquet would get a double.
         types = expression.schema()
         kept = ", ".join(
             f"CAST({_name(name)} AS BIGINT) AS {_name(name)}" if types[name].is_int64() else _name(name)
@@ -144,19 +144,19 @@ class DuckDB:
         return f"SELECT {kept} FROM ({self._ibis.compile(expression)}) ORDER BY {order}"
 
     def _rows(self, parts: Sequence[Part], columns: Sequence[str], rows: range | None) -> str:
-        """These columns of some rows, and `row`."""
+        """A query for columns of some rows, and their numbers as `row`."""
         names = ", ".join(_name(name) for name in columns)
         queries = []
         first = 0
         for part in parts:
             low, high = (rows.start - first, rows.stop - first) if rows is not None else (0, part.num_rows)
             if low < part.num_rows and high > 0:
-                if isinstance(part.place, str):
-                    source, position = _name(part.place), "rowid"
+                if isinstance(part.source, str):
+                    source, position = _name(part.source), "rowid"
                 else:
-                    path = _text(str(part.place))
+                    path = _text(str(part.source))
                     source, position = f"read_parquet({path}, file_row_number = true)", "file_row_number"
-                # On the position itself, so that DuckDB skips the row groups outside.
+                # The condition is on the position itself, so that DuckDB skips the row groups outside of it.
                 chosen = [f"{position} >= {low}"] * (low > 0) + [f"{position} < {high}"] * (high < part.num_rows)
                 where = f" WHERE {' AND '.join(chosen)}" if chosen else ""
                 queries.append(f"SELECT {names}, {position} + {first} AS row FROM {source}{where}")

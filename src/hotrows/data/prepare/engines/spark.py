@@ -1,6 +1,6 @@
-"""Prepare on Spark, where the log outgrows one machine; without a cluster it runs in this one.
+"""Prepare on Spark, for logs that outgrow one machine. Without a cluster it runs on this machine.
 
-A session that is already there is used as it is; otherwise a local one is started and stopped again.
+A Spark session that is already there is used. Otherwise a local one is started, and stopped at the end.
 """
 
 import re
@@ -26,7 +26,7 @@ _SQL_TYPES = {"number": "DOUBLE", "text": "STRING"}
 
 
 class Spark:
-    """Rows are kept in Parquet files in the work directory."""
+    """Stores rows in Parquet files in the working directory."""
 
     name = "spark"
 
@@ -84,7 +84,7 @@ class Spark:
 
     def scan(self, parts: Sequence[Part], column: str) -> Iterator[pa.Array]:
         for part in parts:
-            with pq.ParquetFile(part.place) as file:
+            with pq.ParquetFile(part.source) as file:
                 for batch in file.iter_batches(batch_size=1 << 20, columns=[column]):
                     yield batch.column(0)
 
@@ -110,7 +110,7 @@ class Spark:
             self._frame(build(samples.select(value=name, weight="weight"))).withColumn(_GROUP, functions.lit(number))
             for number, name in enumerate(targets)
         ]
-        # One job for all: most of them are small.
+        # One job writes all vocabularies, because most of them are small.
         found = self._write_groups(reduce(DataFrame.union, vocabularies), len(targets), "id", "vocabularies")
         for number, path in enumerate(targets.values()):
             found[number].rename(path)
@@ -133,8 +133,8 @@ class Spark:
         for directory, rows in targets.items():
             directory.mkdir(parents=True)
             first[directory] = num_groups
-            place = functions.floor((row - rows.start) / rows_per_shard) + num_groups
-            group = functions.when((row >= rows.start) & (row < rows.stop), place).otherwise(group)
+            shard = functions.floor((row - rows.start) / rows_per_shard) + num_groups
+            group = functions.when((row >= rows.start) & (row < rows.stop), shard).otherwise(group)
             num_groups += -(-len(rows) // rows_per_shard)
         samples = self._frame(build(self.table(parts, columns))).withColumn(_GROUP, group)
         name = "shards-" + "-".join(directory.name for directory in targets)
@@ -144,7 +144,7 @@ class Spark:
             last = first[directory] - (-len(rows) // rows_per_shard)
             shards = [found[group] for group in range(first[directory], last) if group in found]
             written.append(
-                tuple(path.rename(directory / f"part-{place:05d}.parquet") for place, path in enumerate(shards))
+                tuple(path.rename(directory / f"part-{number:05d}.parquet") for number, path in enumerate(shards))
             )
         progress(1.0)
         return written
@@ -176,21 +176,21 @@ class Spark:
         return tuple(sorted(directory.glob("*.parquet")))
 
     def _write_groups(self, frame: DataFrame, num_groups: int, order_by: str, name: str) -> dict[int, Path]:
-        """One Parquet file for each `_GROUP` that has rows, in this order; without `_GROUP` and `row`."""
-        # Equal keys come into one partition, so each group is one file.
-        together = frame.repartition(num_groups, _GROUP).sortWithinPartitions(_GROUP, order_by).drop("row")
-        self._write(together, self._work / name, partition_by=_GROUP)
+        """Write one Parquet file for each `_GROUP` that has rows, in this order and without `_GROUP` and `row`."""
+        # Equal keys are in one partition, so each group becomes one file.
+        partitioned = frame.repartition(num_groups, _GROUP).sortWithinPartitions(_GROUP, order_by).drop("row")
+        self._write(partitioned, self._work / name, partition_by=_GROUP)
         files = (self._work / name).glob(f"{_GROUP}=*/*.parquet")
         return {int(path.parent.name.removeprefix(f"{_GROUP}=")): path for path in files}
 
     def _numbered(self, parts: Sequence[Part], columns: Sequence[str]) -> DataFrame:
-        """These columns, and `row`."""
-        found = self._session.read.parquet(*(str(part.place) for part in parts))
+        """Columns of parts, and the numbers of their rows as `row`."""
+        found = self._session.read.parquet(*(str(part.source) for part in parts))
         index = functions.col("_metadata.row_index")
         names = [functions.col(_name(name)) for name in columns]
         if len(parts) == 1:
             return found.select(*names, index.alias("row"))
-        paths = [Path(part.place) for part in parts]
+        paths = [Path(part.source) for part in parts]
         starts = accumulate((part.num_rows for part in parts[:-1]), initial=0)
         first = [(f"{path.parent.name}/{path.name}", start) for path, start in zip(paths, starts, strict=True)]
         offsets = self._session.createDataFrame(first, "_part STRING, _first LONG")
@@ -228,13 +228,13 @@ class Spark:
 
 
 def _reason(file: LogFile, fields: Column) -> Column:
-    """Why a line is no row: the wrong number of fields, or the first that should be a number and is not."""
+    """Why a line is rejected: a wrong number of fields, or the first field that should be a number and is not."""
     num_fields = functions.size(fields)
     reason = functions.when(num_fields < len(file.columns), "too few fields")
     reason = reason.when(num_fields > len(file.columns), "too many fields")
-    for place, (name, kind) in enumerate(file.columns.items()):
+    for position, (name, kind) in enumerate(file.columns.items()):
         if kind == "number":
-            field = fields.getItem(place)
+            field = fields.getItem(position)
             no_number = (field != "") & field.try_cast("double").isNull()
             reason = reason.when(no_number, f"{name} is not a number")
     return reason.otherwise("a field is not a number")

@@ -3,7 +3,7 @@
 Times `distinct_ids` as a replay of a CUDA graph, the L2 cache flushed before each, for batches with one lookup in each
 table of Criteo Kaggle. Both must give the same. Run it on a GPU:
 
-    python benchmarks/micro/sort.py
+    python benchmarks/micro/unique.py
 """
 
 import sys

@@ -14,13 +14,14 @@ from hotrows.strategies import DataKnowledge
 _READ = 65_536
 
 
-class KeptDataSet:
+class InMemoryDataSet:
     """The first samples of each split of a data set, in memory.
 
     Args:
-        num_train, num_eval: the most samples to keep of the training split, and of each other split.
-        progress: called with the share of them that is already read.
-        pinned: keep them in pinned memory, from which a GPU copies while the host goes on.
+        num_train: how many samples of the training split to keep at most.
+        num_eval: how many samples of each other split to keep at most.
+        progress: called with the share of the samples that has been read.
+        pinned: keep the samples in pinned memory, from which a GPU copies asynchronously.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class KeptDataSet:
         self.name = dataset.name
         self.schema = dataset.schema
         self.counts: Callable[[], dict[str, Tensor]] = cache(dataset.counts)
-        self.knowledge: DataKnowledge = _KeptKnowledge(self)
+        self.knowledge: DataKnowledge = _CachedKnowledge(self)
         wanted = {"train": num_train, "valid": num_eval, "test": num_eval}
         sizes = {split: min(num, dataset.num_samples(split)) for split, num in wanted.items()}
-        done = _Done(sum(sizes.values()), progress)
+        done = _Progress(sum(sizes.values()), progress)
         self._splits = {split: _read(dataset, split, size, done, pinned) for split, size in sizes.items()}
 
     def num_samples(self, split: str) -> int:
@@ -62,11 +63,11 @@ class KeptDataSet:
             assert isinstance(samples.ids, Tensor)
             order = torch.randperm(samples.label.shape[0], generator=torch.Generator().manual_seed(seed))
             samples = Batch(samples.dense[order], samples.ids[order], samples.label[order])
-        return KeptLoader(samples, batch_size)
+        return InMemoryLoader(samples, batch_size)
 
 
-class KeptLoader:
-    """The batches of kept samples, in their order."""
+class InMemoryLoader:
+    """Batches of samples in memory, in their order."""
 
     def __init__(self, samples: Batch, batch_size: int) -> None:
         self._samples = samples
@@ -91,10 +92,10 @@ class KeptLoader:
         pass
 
 
-class _KeptKnowledge(DataKnowledge):
-    """Counts a sample once for all the runs that ask for it."""
+class _CachedKnowledge(DataKnowledge):
+    """Caches the counts of a sample for all runs that need it."""
 
-    def __init__(self, data: KeptDataSet) -> None:
+    def __init__(self, data: InMemoryDataSet) -> None:
         super().__init__(data)
         self._sampled_counts = cache(super().sampled_counts)
 
@@ -102,7 +103,7 @@ class _KeptKnowledge(DataKnowledge):
         return self._sampled_counts(share, seed)
 
 
-def _read(dataset: DataSet, split: str, num: int, done: "_Done", pinned: bool) -> Batch:
+def _read(dataset: DataSet, split: str, num: int, progress: "_Progress", pinned: bool) -> Batch:
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     read = 0
     if num:
@@ -110,7 +111,7 @@ def _read(dataset: DataSet, split: str, num: int, done: "_Done", pinned: bool) -
             assert isinstance(batch.ids, Tensor)
             parts.append((batch.dense.cpu(), batch.ids.cpu(), batch.label.cpu()))
             read += batch.label.shape[0]
-            done.add(batch.label.shape[0])
+            progress.add(batch.label.shape[0])
             if read >= num:
                 break
     empty = (
@@ -122,7 +123,9 @@ def _read(dataset: DataSet, split: str, num: int, done: "_Done", pinned: bool) -
     return Batch(*(part.pin_memory() if pinned else part for part in kept))
 
 
-class _Done:
+class _Progress:
+    """Reports the share of the samples that has been read."""
+
     def __init__(self, total: int, progress: Callable[[float], None]) -> None:
         self._total, self._read = max(1, total), 0
         self._progress = progress

@@ -3,7 +3,7 @@
 Times one step of all parameters of FreqCache's DLRM on Criteo (26 features, dim 128) as replays of a CUDA graph, the L2
 cache flushed before each. The floor is the time in which a copy moves as many bytes. Run it on a GPU:
 
-    python benchmarks/micro/dense_step.py
+    python benchmarks/micro/dense_optimizer.py
 """
 
 import sys

@@ -4,7 +4,7 @@ Times one forward and one backward pass as replays of a CUDA graph, the L2 cache
 Criteo (13 dense features, 26 others, dim 96) and for the loss. The floor is the time in which a copy moves as many
 bytes. Run it on a GPU:
 
-    python benchmarks/micro/wide_input.py
+    python benchmarks/micro/wide_deep_input.py
 """
 
 import sys

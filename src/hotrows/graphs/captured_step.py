@@ -1,0 +1,233 @@
+"""One capture of a training step: its CUDA graph, and the fixed memory that the graph reads and writes."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.graphs.batch_pytree import LeafTypes, unflatten_batch
+from hotrows.graphs.capturable_optimizers import CannotCaptureError
+from hotrows.graphs.outputs import GraphOutputs
+from hotrows.loop.scheduler import Scheduler
+from hotrows.loop.ticket import BatchTicket
+from hotrows.nn.accumulation import CapturedUpdates
+from hotrows.nn.base import CachedModule
+from hotrows.ops.row_optimizer import coefficients
+from hotrows.runtime import cuda_private
+from hotrows.runtime.capture import GraphCapture
+from hotrows.runtime.host_copy import HostCopy
+from hotrows.runtime.streams import CudaEvent, Event, PooledEvent, event_pool, record_event
+
+# Priority of the kernels that update rows. The rest of the backward pass takes longer, so its kernels go first.
+UPDATE_PRIORITY = -1
+
+
+class StepStreams:
+    """The streams of a step beside the caller's stream, in which its graph is replayed.
+
+    Attributes:
+        copying: inputs are copied to the device in it.
+        updating: in a captured step, the branch of the graph that updates rows.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.updating = torch.cuda.Stream(device, UPDATE_PRIORITY)  # type: ignore[no-untyped-call]
+        self._events = event_pool(device)
+        self._last_stream: torch.cuda.Stream | None = None
+        self._last_replay: PooledEvent | None = None
+
+    def follow(self, stream: torch.cuda.Stream) -> None:
+        """Make a stream wait for the last replay if that was in another one, because graphs share their memory."""
+        if stream is not self._last_stream and self._last_replay is not None:
+            self._last_replay.wait(stream)
+
+    def note_replay(self, stream: torch.cuda.Stream) -> PooledEvent:
+        """Record an event behind the replay that was just queued in a stream."""
+        self._last_stream, self._last_replay = stream, PooledEvent(stream, self._events)
+        return self._last_replay
+
+
+class CapturedStep:
+    """The step on fixed memory: one plan buffer of each cache, and copies of the batch's other tensors.
+
+    Args:
+        leaves, structure: a batch, see `flatten_batch`.
+        tickets: of this batch, one for each cache, with plans in the plan buffers.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        bags: CachedModule,
+        leaves: list[Any],
+        structure: Any,
+        tickets: list[BatchTicket],
+        capture: GraphCapture,
+        streams: StepStreams,
+    ) -> None:
+        self._device = bags.device
+        self._streams = streams
+        self._structure = structure
+        self._types = LeafTypes(leaves)
+        ids = bags.current_ids()
+        is_ids = [any(leaf is tensor for tensor in ids) for leaf in leaves]
+        inputs = [
+            _input(leaf, is_id, bags.device) if isinstance(leaf, Tensor) else leaf
+            for leaf, is_id in zip(leaves, is_ids, strict=True)
+        ]
+        self._copies = [
+            (position, HostCopy(tensor))
+            for position, (tensor, is_id) in enumerate(zip(inputs, is_ids, strict=True))
+            if isinstance(tensor, Tensor) and not is_id
+        ]
+        self._parts = [_CachePart(scheduler, bags.device) for scheduler in bags.schedulers]
+        self._outputs = GraphOutputs(bags.device)
+        self._sources: list[Tensor] = []
+        self._copied = CudaEvent(streams.copying)  # nobody else holds it
+        stand_ins = [leaf for leaf, is_id in zip(inputs, is_ids, strict=True) if is_id]
+        with capture.capture() as self._graph:
+            updates = self._run(step, bags, inputs, stand_ins, tickets)
+        if any(each.num_passes != (1, 1) for each in updates):
+            raise CannotCaptureError("a step must call the bags once, and one backward pass must reach them")
+        self._done: Event = record_event(bags.device)  # by then nothing uses the memory of the inputs
+
+    def _run(
+        self,
+        step: Callable[[Any], Any],
+        bags: CachedModule,
+        inputs: list[Any],
+        stand_ins: list[Tensor],
+        tickets: list[BatchTicket],
+    ) -> list[CapturedUpdates]:
+        """Run the step while it is captured. Returns the updates of each cache that it has queued."""
+        updates = [
+            CapturedUpdates(part.scheduler, part.on_device, part.pinned, self._streams.updating)
+            for part in self._parts
+        ]  # fmt: skip
+        try:
+            with bags.captured(list(zip(tickets, updates, strict=True)), stand_ins):
+                output = step(unflatten_batch(inputs, self._structure))
+            self._outputs.capture(output)  # beside the last updates
+        except BaseException:
+            with suppress(RuntimeError):  # the first error says what is wrong
+                _join(updates)
+            raise
+        _join(updates)
+        return updates
+
+    def __del__(self) -> None:
+        """Wait for the device: a queued graph reads pinned memory, which PyTorch must not hand out again before."""
+        if hasattr(self, "_done") and not sys.is_finalizing():
+            self._done.synchronize()
+            self._copied.synchronize()  # also for inputs that were copied for a replay that failed
+
+    def accepts(self, leaves: list[Any], structure: Any) -> bool:
+        """True if this is the step on such a batch, and the memory that the graph points to is still there."""
+        if structure != self._structure or not self._types.match(leaves):
+            return False
+        for part in self._parts:  # noqa: SIM110  (a generator is slower)
+            if part.memory != _memory(part.scheduler):
+                return False
+        return True
+
+    def replay(self, leaves: list[Any], tickets: list[BatchTicket], stream: torch.cuda.Stream) -> Any:
+        """Train on a batch whose plans are in the captured plan buffers.
+
+        Args:
+            stream: the current stream of the bags' device.
+        """
+        if cuda_private.current_device_index() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self.replay(leaves, tickets, stream)
+        # The host writes what the last replay of this graph reads. That replay was of the batch that had the plan
+        # buffers before, and the plan of this batch has waited for it; unless a batch is trained on twice.
+        self._done.synchronize()
+        output = self._outputs.next(stream)
+        on_device = self._copy_inputs(leaves, stream)
+        if on_device:
+            cuda_private.copy_all([target for target, _ in on_device], [source for _, source in on_device])
+        for ticket, part in zip(tickets, self._parts, strict=True):
+            part.scheduler.acquire(ticket)
+            part.next_step()
+        self._graph.replay()
+        self._done = self._streams.note_replay(stream)
+        for ticket, part in zip(tickets, self._parts, strict=True):
+            part.scheduler.note_use(ticket, self._done)
+        return output
+
+    def _copy_inputs(self, leaves: list[Any], stream: torch.cuda.Stream) -> list[tuple[Tensor, Tensor]]:
+        """Copy inputs from the host to the graph's memory while earlier batches train. The stream waits for them.
+
+        Returns:
+            Targets and sources of the inputs that are on the device already.
+        """
+        on_device: list[tuple[Tensor, Tensor]] = []
+        sources: list[Tensor] = []
+        self._sources = sources  # kept alive until the next replay, which waits for this one
+        for position, copy in self._copies:
+            leaf: Tensor = leaves[position]
+            if leaf.is_cuda:
+                on_device.append((copy.target, leaf))
+            else:
+                sources += (leaf,)
+                copy.copy(leaf, self._streams.copying)
+        if sources:
+            self._copied.record_again(self._streams.copying)
+            self._copied.wait(stream)
+        return on_device
+
+
+def _join(updates: Sequence[CapturedUpdates]) -> None:
+    """Join every branch of the graph. A capture cannot end before that, not even that of a step that failed."""
+    for each in updates:
+        each.join()
+
+
+class _CachePart:
+    """One cache's part of a captured step: the memory that the graph points to, and the row optimizer's numbers."""
+
+    def __init__(self, scheduler: Scheduler, device: torch.device) -> None:
+        optimizer = scheduler.updater.optimizer
+        assert optimizer is not None
+        self.scheduler = scheduler
+        self.memory = _memory(scheduler)
+        self._optimizer = optimizer
+        count = len(coefficients(optimizer.rule, optimizer.hyper(1)))
+        self.pinned = torch.zeros(count, dtype=torch.float32, pin_memory=device.type == "cuda")
+        self.on_device = torch.zeros(count, dtype=torch.float32, device=device)
+        self._write = self.pinned.numpy()
+        self._hyper: tuple[float, ...] | None = None  # whose coefficients are in pinned memory
+
+    def next_step(self) -> None:
+        """Count one optimizer step, and give the next replay its numbers.
+
+        The ids of a batch in a plan buffer were checked when its iteration began, so its own step always counts. But
+        batches that were planned on the spot before it may still be unchecked.
+        """
+        self.scheduler.bad_ids.uncount_bad_steps(wait=self._optimizer.depends_on_step)
+        hyper = self.scheduler.updater.next_step()
+        if hyper != self._hyper:
+            # The graph's last replay has read the old numbers: `replay` has waited for it.
+            self._write[:] = coefficients(self._optimizer.rule, hyper)
+            self._hyper = hyper
+
+
+def _memory(scheduler: Scheduler) -> tuple[int, int]:
+    """What a graph points to: the buffers of the planning graph, and the records, which an overflow can make larger."""
+    graph = scheduler.planning_graph
+    return -1 if graph is None else graph.serial, scheduler.cache.records.data_ptr()
+
+
+def _input(leaf: Tensor, is_ids: bool, device: torch.device) -> Tensor:
+    """Memory for an input of the step.
+
+    Ids are in the plan already. The tensor that stands for them has a shape and no memory, so a step that uses ids for
+    anything but calling the bags fails.
+    """
+    if is_ids:
+        return torch.empty_like(leaf, device="meta")
+    return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)

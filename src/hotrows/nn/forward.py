@@ -1,0 +1,181 @@
+"""The forward pass of the embedding modules: find the ticket of the batch, wait for its rows, and pool them."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from hotrows.cache.planning.protocol import Placement
+from hotrows.loop.scheduler import Scheduler
+from hotrows.loop.ticket import BatchTicket
+from hotrows.nn.accumulation import CapturedUpdates
+from hotrows.nn.autograd import PooledRows
+from hotrows.nn.lookups import Lookups
+from hotrows.nn.table_set import TableSet
+from hotrows.runtime.cuda_private import run_first_in_backward
+from hotrows.runtime.streams import use_device
+
+logger = logging.getLogger("hotrows")
+
+CapturedParts = list[tuple[BatchTicket, CapturedUpdates]]
+
+
+class ForwardPass:
+    """Looks batches up in all table sets of a module.
+
+    Attributes:
+        current: the tickets of the batch whose iteration it is in `hotrows.lookahead`, one for each table set.
+    """
+
+    def __init__(self, sets: Sequence[TableSet], mode: str, device: torch.device) -> None:
+        self._sets = sets
+        self._mode = mode
+        self._device = device
+        self.current: list[BatchTicket] | None = None
+        self._captured: CapturedParts | None = None
+        self._captured_ids: list[Tensor] = []
+        self._has_warned = False
+
+    @property
+    def is_captured(self) -> bool:
+        """A captured training step calls the module now."""
+        return self._captured is not None
+
+    def announce(self, lookups: Sequence[Lookups]) -> list[BatchTicket]:
+        """Announce a batch to every cache; one ticket each."""
+        tickets: list[BatchTicket] = []
+        try:
+            for tables, part in zip(self._sets, lookups, strict=True):
+                scheduler, ticket = tables.scheduler, None
+                if part.columns is not None:
+                    ticket = scheduler.announce_ids(part.key[0], part.columns, part.describe)
+                if ticket is None:
+                    ticket = scheduler.announce_rows(part.make, part.describe, part.key, to_policy=True)
+                tickets.append(ticket)
+        except BaseException:  # The other caches must not expect this batch.
+            for tables, ticket in zip(self._sets, tickets, strict=False):
+                tables.scheduler.withdraw(ticket)
+            raise
+        return tickets
+
+    def pool(self, lookups: Sequence[Lookups], trains: bool) -> list[Tensor]:
+        """Pooled rows of each table set, float32 [bags, D].
+
+        Args:
+            trains: the backward pass will update the rows.
+        """
+        if self._captured is not None:
+            return self._pool_captured(self._captured, lookups, trains)
+        tickets = self.current
+        if tickets is not None and not _match(tickets, lookups):
+            tickets = None
+            if trains:
+                self._warn_of_other_ids()
+        with use_device(self._device):
+            return [
+                self._pool(tables, part, None if tickets is None else tickets[i], trains)
+                for i, (tables, part) in enumerate(zip(self._sets, lookups, strict=True))
+            ]
+
+    def output(self, pooled: Tensor) -> Tensor:
+        """What the module returns for pooled rows.
+
+        In a captured step, rows are updated as soon as their gradient is there, beside the rest of the backward pass.
+        Elsewhere they are updated last if they were looked up first, so that a batch whose backward pass fails, as when
+        memory runs out, has changed no row and can be tried again.
+        """
+        return run_first_in_backward(pooled) if self.is_captured else pooled
+
+    @contextmanager
+    def captured(self, parts: CapturedParts, ids: list[Tensor]) -> Iterator[None]:
+        """Forward passes inside are those of a captured step on these plans.
+
+        Args:
+            ids: the tensors that stand for the planned ids.
+        """
+        self._captured, self._captured_ids = parts, ids
+        try:
+            yield
+        finally:
+            self._captured, self._captured_ids = None, []
+
+    def _pool(self, tables: TableSet, lookups: Lookups, current: BatchTicket | None, trains: bool) -> Tensor:
+        scheduler, updates = tables.scheduler, tables.accumulation if trains else None
+        ticket = self._planned(scheduler, lookups, current, trains)
+        try:
+            scheduler.acquire(ticket)
+            anchor = tables.accumulation.anchor if trains else tables.accumulation.anchor.detach()
+            pooled: Tensor = PooledRows.apply(  # type: ignore[no-untyped-call]
+                anchor, lookups.weights, scheduler, ticket, lookups.offsets, self._mode, updates
+            )
+            scheduler.note_use(ticket)
+            return pooled
+        finally:
+            scheduler.release(ticket)
+
+    def _planned(
+        self, scheduler: Scheduler, lookups: Lookups, current: BatchTicket | None, trains: bool
+    ) -> BatchTicket:
+        """A ticket with a plan, retained for this forward pass."""
+        scheduler.bad_ids.check(wait=False)
+        if current is not None and current.is_in_flight:
+            scheduler.retain(current)
+            return current
+        if current is None or current.is_released:
+            ticket = scheduler.announce_rows(lookups.make, lookups.describe, lookups.key)
+        else:
+            ticket = scheduler.take_over(current) if trains else scheduler.copy_of(current)
+        if self._device.type == "cpu":
+            ticket.check_ids()
+        else:
+            scheduler.bad_ids.check_later(ticket)
+        scheduler.plan_now(ticket, Placement.SPILL if trains else Placement.READ_ONLY)
+        return ticket
+
+    def _pool_captured(self, parts: CapturedParts, lookups: Sequence[Lookups], trains: bool) -> list[Tensor]:
+        if not trains:
+            raise RuntimeError("the bags are read, not trained, in a step")
+        if not all(any(ids is known for known in self._captured_ids) for part in lookups for ids in part.key):
+            raise RuntimeError("the bags are called with other ids than the batch's")
+        return [
+            PooledRows.apply(  # type: ignore[no-untyped-call]
+                updates.anchor, None, tables.scheduler, ticket, None, self._mode, updates
+            )
+            for tables, (ticket, updates) in zip(self._sets, parts, strict=True)
+        ]
+
+    def _warn_of_other_ids(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the ids of this forward pass are not the tensor that lookahead() was given, so they are planned in "
+                "this iteration: pass the ids of the batch as they came, or change them before lookahead()"
+            )
+
+
+class OpenLoop:
+    """The loop of `hotrows.lookahead` that is open on a module: there can be one at a time."""
+
+    def __init__(self) -> None:
+        self._close: Callable[[], None] | None = None
+
+    def open(self, close: Callable[[], None]) -> None:
+        """A loop begins; `close` ends it."""
+        self._close = close
+
+    def close(self, close: Callable[[], None] | None = None) -> None:
+        """End the open loop; if `close` is given, only the loop that this function ends."""
+        opened = self._close
+        if opened is not None and close in (None, opened):
+            self._close = None
+            opened()
+
+
+def _match(tickets: Sequence[BatchTicket], lookups: Sequence[Lookups]) -> bool:
+    """The tickets are those of a batch with these ids."""
+    for ticket, part in zip(tickets, lookups, strict=True):  # noqa: SIM110  (a generator is slower)
+        if not ticket.matches(part.key):
+            return False
+    return True
