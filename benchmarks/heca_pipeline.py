@@ -1,10 +1,10 @@
 """Does HECA's pipeline take as long as its longest stage, or as the sum of its stages?
 
-Loading, collecting and training are slowed down to known times, each the longest in turn: the loader sleeps in its
-thread, the moves of rows sleep in theirs, and training works until its time is over. The time of each stage is what
-`HecaStrategy.stage_times` tells, on CUDA that of the device; `wall` is the time from the end of a batch to the end of
-the next. On the CPU planning runs in the trainer's thread, so that `wall` is no less than both together.
-Exit code 1 where `wall` is not within a fifth of the longest stage, planning on the CPU counted with training.
+Loading, collecting and training are slowed down to known times, and each of them is once the longest: the loader and
+the moves of rows sleep in their threads, and training sleeps in the main one. The times of the stages are those of
+`HecaStrategy.stage_times`, on CUDA as the device measures them. `wall` is the time from the end of a batch to the end
+of the next one. On the CPU, planning runs in the thread that trains, so `wall` is at least the sum of both.
+The exit code is 1 if `wall` exceeds the longest stage by more than a fifth; on the CPU, planning counts as training.
 """
 
 import argparse
@@ -22,22 +22,25 @@ import hotrows
 from hotrows.batch import Batch
 from hotrows.ops.swap import Moves
 from hotrows.stores import Store
+from hotrows.strategies import KnownCounts
 from hotrows.strategies.base import CacheSettings
 from hotrows.strategies.heca import HecaOptions, HecaStrategy
 
 SIZES = (100_000, 20_000, 3_000, 500)
 EXPONENT = 1.18
-CYCLES_PER_MS = 1_700_000  # of a GPU, about
+CYCLES_PER_MS = 1_700_000  # of a GPU, approximately
 SLACK = 1.2
 
 
 class SlowStore:
-    """A store whose moves take so many milliseconds longer."""
+    """A store whose moves take this many milliseconds longer."""
 
     def __init__(self, store: Store, ms: float) -> None:
         self._store = store
         self._ms = ms
-        self.layout, self.num_rows, self.view = store.layout, store.num_rows, store.view
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
     def swap(self, cache: torch.Tensor, moves: Moves) -> None:
         take_time(self._ms, cache.device)
@@ -65,11 +68,12 @@ def count(batches: int, size: int) -> dict[str, torch.Tensor]:
 
 
 def measure(slow: dict[str, float], device: torch.device, batches: int, size: int) -> dict[str, Any]:
-    strategy = HecaStrategy(CacheSettings(size="20%"), HecaOptions(), lambda: count(batches, size))
+    data = KnownCounts(lambda: count(batches, size))
+    strategy = HecaStrategy(CacheSettings(size="20%"), HecaOptions(), data)
     tables = [hotrows.Table(f"t{i}", num_rows) for i, num_rows in enumerate(SIZES)]
     bags = strategy.make_bags(tables, 16, hotrows.optim.SGD(lr=0.1), device, seed=0)
-    for group in bags.groups:
-        group.store = SlowStore(group.store, slow["collector"])
+    for cache in bags.caches:
+        cache.store = SlowStore(cache.store, slow["collector"])
     for batch in strategy.batches(load(batches, size, slow["loader"]), bags):
         loss = bags(batch.ids).square().sum()
         take_time(slow["trainer"], bags.device)

@@ -1,7 +1,7 @@
 """What does planning a batch cost, and what does that depend on?
 
-Times the planner with the hash index over the size of the batch, of the cache and of the table, each varied while the
-others are fixed. The cache is full, so that every miss evicts a row. No memory in proportion to the table is taken.
+Times the planner with the hash index for several sizes of the batch, of the cache and of the table. One size varies
+while the others are fixed. The cache is full, so every miss evicts a row. No memory in proportion to the table is used.
 """
 
 import argparse
@@ -19,7 +19,8 @@ from torch import Tensor
 from zipf import Zipf
 
 from hotrows.cache.indexes import make_index
-from hotrows.cache.planning.planner import Counts, EagerPlanner, Placement
+from hotrows.cache.planning.planner import EagerPlanner
+from hotrows.cache.planning.protocol import Counts, Placement
 from hotrows.cache.policies import make_policy
 from hotrows.cache.slots import Slots
 from hotrows.ops.unique import UniqueRows, unique_rows
@@ -28,7 +29,7 @@ DEPTH = 4
 WINDOW = 8
 WARM_UP = 2 * WINDOW
 EXPONENT = 1.18
-MULTIPLIER = 2_654_435_761  # shares no factor with a table of 10^k rows, so it maps them one to one
+MULTIPLIER = 2_654_435_761  # has no common factor with 10^k, so it permutes the rows of a table of that size
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Case:
     rows: int = 10_000_000
 
 
-# the default case is in each of them
+# Each sweep contains the default case.
 SWEEPS = {
     "lookups": [Case(lookups=n) for n in (1024, 2048, 4096, 8192, 16_384)],
     "slots": [Case(slots=n) for n in (10_000, 20_000, 100_000, 1_000_000)],
@@ -49,10 +50,11 @@ SWEEPS = {
 
 
 class Traffic:
-    """Batches with a known number of misses: one lookup in eight is a row that has not come for long, the others are
-    Zipf-distributed over as many hot rows as the batch has lookups.
+    """Batches with a known number of misses.
 
-    Which of a fixed number of rows come when does not depend on the size of the table: they are spread over it.
+    One lookup in eight is a row that was not looked up for a long time. The others are Zipf-distributed over as many
+    hot rows as the batch has lookups. The sequence of rows does not depend on the size of the table: it is over a fixed
+    number of rows, which are spread over the table.
     """
 
     def __init__(self, case: Case) -> None:
@@ -68,7 +70,7 @@ class Traffic:
         return self._spread(torch.cat([self._hot.draw([self._case.lookups - num_cold]), self._cold(num_cold)]))
 
     def cold(self, num: int) -> Tensor:
-        """Rows that have not come for the longest time."""
+        """The rows that were not looked up for the longest time."""
         return self._spread(self._cold(num))
 
     def _cold(self, num: int) -> Tensor:
@@ -80,8 +82,8 @@ class Traffic:
         return rows * MULTIPLIER % self._case.rows
 
 
-class Clock:
-    """Milliseconds of work queued on a device."""
+class Stopwatch:
+    """Measures the milliseconds of work on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -104,19 +106,19 @@ class Clock:
 
 
 class Subject:
-    """One case, its cache full, ready to plan batch after batch."""
+    """One case with a full cache, which plans one batch after the other."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case = case
         self._device = device
-        self._clock = Clock(device)
+        self._stopwatch = Stopwatch(device)
         self._traffic = Traffic(case)
         slots = Slots(case.slots, device)
         self._planner = EagerPlanner(slots, make_index("hash", case.rows, slots), make_policy("lookahead"))
-        self._coming: deque[tuple[int, UniqueRows]] = deque()
+        self._announced: deque[tuple[int, UniqueRows]] = deque()
         self._number = 0
         self._fill()
-        self._first = self._planner.batch + 1  # what filled the cache is no longer in flight
+        self._first = self._planner.plan_number + 1  # the plans that filled the cache are no longer in flight
         for _ in range(WINDOW + WARM_UP):
             self.step()
         self.plan_ms: list[float] = []
@@ -124,22 +126,22 @@ class Subject:
         self.misses: list[int] = []
 
     def step(self) -> tuple[float, float, int]:
-        """Announce one batch and plan the one whose turn it is: milliseconds of both, and misses."""
+        """Announce one batch, plan the oldest announced one, and return the milliseconds of both and the misses."""
         rows = self._traffic.batch().to(self._device)
-        started = self._clock.start()
+        started = self._stopwatch.start()
         unique = unique_rows(rows)
         self._planner.announce(unique, self._number)
-        announce_ms = self._clock.stop(started)
-        self._coming.append((self._number, unique))
+        announce_ms = self._stopwatch.stop(started)
+        self._announced.append((self._number, unique))
         self._number += 1
-        if len(self._coming) < WINDOW:
+        if len(self._announced) < WINDOW:
             return announce_ms, 0.0, 0
 
-        number, unique = self._coming.popleft()
-        oldest = max(self._first, self._planner.batch + 1 - DEPTH)
-        started = self._clock.start()
-        plan = self._planner.plan(unique, Placement.ATOMIC, oldest, number)
-        plan_ms = self._clock.stop(started)
+        number, unique = self._announced.popleft()
+        oldest = max(self._first, self._planner.plan_number + 1 - DEPTH)
+        started = self._stopwatch.start()
+        (plan,) = self._planner.plan(unique, Placement.ATOMIC, oldest, number)
+        plan_ms = self._stopwatch.stop(started)
         counts = Counts(*plan.counts.tolist())
         assert counts.fits, self.case
         self._planner.resolve(plan, counts, Placement.ATOMIC)
@@ -164,12 +166,12 @@ class Subject:
 
     def _fill(self) -> None:
         for part in self._traffic.cold(self.case.slots).to(self._device).split(50_000):
-            plan = self._planner.plan(unique_rows(part), Placement.SPILL)
+            (plan,) = self._planner.plan(unique_rows(part), Placement.SPILL)
             self._planner.resolve(plan, Counts(*plan.counts.tolist()), Placement.SPILL)
 
 
 def measure(name: str, cases: list[Case], rounds: int, device: torch.device) -> list[dict[str, Any]]:
-    """Time the cases in turns, so that what else the machine does falls on all of them."""
+    """Time the cases alternately, so that other work on the machine affects all of them."""
     subjects = [Subject(case, device) for case in cases]
     for _ in range(rounds):
         for subject in subjects:
@@ -200,8 +202,8 @@ def main() -> int:
     environment = describe(arguments.device)
     print_heading(__doc__.splitlines()[0], environment)
     print(
-        f"Hash index, policy lookahead with a window of {WINDOW}, {arguments.rounds} plans for each case, in turns; "
-        f"medians.\nAnnouncing sorts a batch and tells the policy; planning gives it slots.\n"
+        f"Hash index, policy lookahead with a window of {WINDOW}, {arguments.rounds} plans for each case, alternating "
+        f"between the cases; medians.\nAnnouncing sorts a batch and shows it to the policy; planning gives it slots.\n"
     )
     device = torch.device(arguments.device)
     results = {name: measure(name, cases, arguments.rounds, device) for name, cases in SWEEPS.items()}

@@ -1,7 +1,7 @@
 """How close does each policy come to the fewest misses possible (Belady's)?
 
-Runs the planner over one Zipf trace without any rows, for several cache sizes. Misses are unique rows of a batch that
-were not in the cache; batches of the warm-up are not counted.
+Runs the planner over one Zipf trace for several cache sizes, without any rows. Misses are the unique rows of a batch
+that are not in the cache. Batches of the warm-up do not count.
 """
 
 import argparse
@@ -21,24 +21,24 @@ from hotrows.cache.policies.lookahead import Lookahead
 
 POLICIES = ("belady", "lookahead", "lru", "lfu", "frequency", "random", "lookahead+")
 RIVALS = ("lru", "lfu", "frequency")
-SHARES = (0.75, 1.0, 1.5, 3.0, 6.0, 12.0)  # capacities, percent of the rows
+SHARES = (0.75, 1.0, 1.5, 3.0, 6.0, 12.0)  # capacities in percent of the rows
 TARGET_SHARE = 1.5  # the capacity at which the limit must hold
-LIMIT = 1.10  # misses of lookahead, times Belady's
+LIMIT = 1.10  # misses of lookahead over Belady's, at most
 
 
 def make_policy(name: str, counts: Tensor) -> str | hotrows.Policy:
-    """The policy of a column; two are told beforehand how frequent rows are."""
+    """The policy of a column. Two of them get the frequencies of the rows."""
     if name == "frequency":
         return Frequency(counts)
     return Lookahead(counts) if name == "lookahead+" else name
 
 
 class WindowFacts(NamedTuple):
-    """What a window knows, over the windows after the warm-up that do not overlap."""
+    """What a window knows, over windows after the warm-up that do not overlap."""
 
-    unique: int  # unique rows of a window, median
-    fewest_seen: int  # those of them that came before the window: the rows that can be worth keeping for it
-    most_seen: int
+    unique: int  # the median number of unique rows of a window
+    fewest_seen: int  # unique rows of a window that were looked up before it, so that keeping them may pay: the fewest
+    most_seen: int  # and the most of all windows
 
 
 def look_at(trace: Sequence[Tensor], num_rows: int, window: int, warm_up: int) -> WindowFacts:
@@ -75,7 +75,7 @@ def print_row(result: dict[str, Any]) -> None:
 
 
 def judge(results: list[dict[str, Any]], facts: WindowFacts, window: int) -> dict[str, Any]:
-    """Say whether lookahead is within the limit of Belady's, and ahead of its rivals."""
+    """Print and return whether lookahead is within the limit, and ahead of its rivals."""
     within, ahead = {}, {}
     print(f"\n(a) lookahead has at most {LIMIT:.2f} times Belady's misses:")
     for result in results:
@@ -86,9 +86,10 @@ def judge(results: list[dict[str, Any]], facts: WindowFacts, window: int) -> dic
         why = "   the cache is larger than what the window knows" if beyond else ""
         print(f"    {share:5.2f}%  {ratio:.3f}  {'yes' if within[share] else 'NO '}{why}")
     print(
-        f"    A window of {window} batches knows {facts.distinct:,} unique rows, of which {facts.fewest_seen:,} to "
-        f"{facts.most_seen:,} came before it and can be worth\n    keeping. A larger cache also has room for rows that "
-        f"the window does not know: there lookahead goes by\n    past counts, while Belady's knows the whole future."
+        f"    A window of {window} batches has {facts.unique:,} unique rows, and {facts.fewest_seen:,} to "
+        f"{facts.most_seen:,} of them were looked up before it,\n    so that keeping them may pay. A larger cache also "
+        f"holds rows that the window does not know. For these rows\n    lookahead goes by past counts, while Belady's "
+        f"knows the whole future."
     )
     print(f"(b) lookahead has fewer misses than {', '.join(RIVALS)}:")
     for result in results:
@@ -101,8 +102,8 @@ def judge(results: list[dict[str, Any]], facts: WindowFacts, window: int) -> dic
         )
     passed = within[TARGET_SHARE] and all(ahead.values())
     print(
-        "    frequency and lookahead+ were told the true distribution beforehand: the best that past data can tell. (A "
-        "count of\n    this very trace would tell them the future.)"
+        "    frequency and lookahead+ know the true distribution, which is the best that past data can give. (The "
+        "counts of this\n    trace would contain the future.)"
     )
     print(f"\n{'PASSED' if passed else 'FAILED'}: required are (a) at {TARGET_SHARE}%, and (b) at every capacity.")
     return {"within_limit": within, "ahead_of_rivals": ahead, "passed": passed}

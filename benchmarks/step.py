@@ -1,10 +1,10 @@
-"""How fast is a training step, beside all rows on the GPU, and beside the systems people would use instead?
+"""How fast is a training step, compared with all rows on the GPU and with the systems people would use instead?
 
 `python benchmarks/step.py SHAPE...`. All systems of a shape train the same model on the same batches in one process,
-their caches warm. `device` has every row on the GPU and is the ceiling; after the timing at every batch size the tables
-of hotrows, flushed, are compared with its tables bit for bit. GPU memory is the peak that torch has allocated for a
-system, its recording of graphs included and the batches not. The results are written again after every measurement.
-Exit code 1 where a figure is missed, tables differ, or hotrows or device fails.
+with warm caches. `device` has every row on the GPU and is the ceiling. After the timing at every batch size, the
+flushed tables of hotrows are compared with its tables bit for bit. GPU memory is the peak that torch has allocated for
+a system, with the capture of graphs and without the batches. The results are written after every measurement. The exit
+code is 1 if a target is missed, tables differ, or hotrows or device fails.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from environment import checked_device, describe, print_heading
 from peers import PEERS
-from step_parts import CALIBRATION, Case, Memory, Options, Schedule, Traffic, free, say, time_steps, describe_error
+from step_parts import CALIBRATION, Case, Memory, Options, Schedule, Traffic, describe_error, free, say, time_steps
 from step_systems import CACHED_EMBEDDING, Other, Ours, compare, make_bags
 from step_table import TITLES, failures, identity_line, judge, not_run, point_rows, render_shape, table, target_rows
 from torch import Tensor
@@ -39,7 +39,7 @@ FBGEMM_CACHED = [key for key in PEERS if key.startswith("fbgemm") and key != "fb
 
 
 class Report:
-    """Everything found so far, and the file it goes to."""
+    """All results so far, and the file that they are written to."""
 
     def __init__(self, path: Path | None, environment: dict[str, Any], arguments: dict[str, Any]) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class Report:
 
 
 def run_case(case: Case, options: Options, report: Report) -> None:
-    """All systems of one case, every batch size. What fails is noted and goes no further."""
+    """Run all systems of one case at every batch size. A system that fails is noted and not run any further."""
     say(f"{case.shape} {case.label}: {case.num_rows:,} rows, cache {case.slots:,}, {case.optimizer}")
     runner = _Runner(case, options, report)
     runner.run_ours()
@@ -161,7 +161,7 @@ class _Runner:
 
     def _schedule(self, traffic: Traffic) -> Schedule:
         fixed = self._options.steps
-        short = fixed is not None and self._options.device.type == "cpu"  # where there are no graphs to record
+        short = fixed is not None and self._options.device.type == "cpu"  # a CPU has no graphs to capture
         warm_up = traffic.num_filling + (fixed if short else WARM_UP)
         return Schedule(warm_up, fixed, self._options.seconds, CALIBRATION if fixed is None else 0)
 
@@ -195,20 +195,20 @@ class _Runner:
         return "failed" not in point["systems"][key]
 
     def _fail_rest(self, key: str, failed: dict[str, Any]) -> None:
-        """A system that failed is in no state to go on."""
+        """Mark the later batch sizes of a system that failed: its state is not valid any more."""
         for point in self.points[self.points.index(failed) + 1 :]:
             point["systems"][key] = {"failed": f"not run: it failed at batch {failed['batch_size']}"}
 
     def _frequencies(self) -> Tensor | None:
-        """How often each row comes in the batches of the largest size."""
+        """How often each row is looked up in the batches of the largest size."""
         if not set(CACHED_EMBEDDING) & set(self._options.systems):
             return None
         starts = torch.tensor([0, *self._case.sizes[:-1]], device=self._options.device).cumsum(0)
         counts = torch.zeros(self._case.num_rows, dtype=torch.int64, device=self._options.device)
         traffic = self._traffic[max(self._traffic)]
-        together = max(1, 65536 // traffic.batch_size)
-        for start in range(0, len(traffic.pool), together):
-            ids = torch.cat([batch.ids for batch in traffic.pool[start : start + together]])
+        num = max(1, 65536 // traffic.batch_size)  # batches that are counted at once
+        for start in range(0, len(traffic.pool), num):
+            ids = torch.cat([batch.ids for batch in traffic.pool[start : start + num]])
             counts += torch.bincount((ids + starts).flatten(), minlength=self._case.num_rows)
         return counts.cpu()
 
@@ -218,13 +218,13 @@ def _say_notes(result: dict[str, Any]) -> None:
     if graphs.get("reason"):
         say(f"    not replayed from graphs: {graphs['reason']}")
     elif graphs:
-        say(f"    {graphs['replayed']} steps replayed from graphs, {graphs['as_it_stands']} as they stand")
+        say(f"    {graphs['replayed']} steps replayed from graphs, {graphs['eager']} run eagerly")
     if result.get("cache_full") is False:
         say("    NOTE: the cache was not full when the timing began")
 
 
 def _figures(systems: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """What targets look at, None where a system is not there."""
+    """The figures that targets are about. A figure is None if a system was not run."""
     speed = {key: entry["samples_per_s"] for key, entry in systems.items() if "samples_per_s" in entry}
     if "hotrows" not in speed:
         return {}
@@ -244,7 +244,7 @@ def _figures(systems: dict[str, dict[str, Any]]) -> dict[str, float | None]:
 
 
 def run_memory(batch_size: int, options: Options, report: Report) -> None:
-    """GPU memory besides the cache, from three collections: of ten times the rows, and of half the slots."""
+    """Measure GPU memory besides the cache, from three collections: one base, ten times its rows, half its slots."""
     shape = report.shapes["memory"]
     sizes = scaled(KAGGLE, options.scale)
     slots = max(64, round(MEMORY_SLOTS * options.scale))
@@ -314,7 +314,7 @@ def scaled(sizes: Sequence[int], scale: float) -> tuple[int, ...]:
 
 
 def share(text: str) -> float:
-    """The 0.015 of "1.5%"."""
+    """Read a share of the rows: "1.5%" is 0.015."""
     if not text.endswith("%") or not 0 < (found := float(text[:-1]) / 100) <= 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give a share of the rows, such as 1.5%%")
     return found
@@ -368,7 +368,7 @@ BATCH_SIZES = {
 
 
 def describe_all(device: torch.device) -> dict[str, Any]:
-    """`describe`, and what matters on a GPU."""
+    """`describe`, with the memory, driver and versions that matter on a GPU."""
     found = describe(str(device))
     if device.type != "cuda":
         return found
@@ -388,15 +388,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", choices=tuple(BATCH_SIZES), metavar="SHAPE", help=", ".join(BATCH_SIZES))
     parser.add_argument("--batch-sizes", nargs="+", type=int, metavar="B", help="default: those of the shape")
-    parser.add_argument("--optimizers", nargs="+", choices=("sgd", "adam"), default=["sgd", "adam"], help="of kaggle")
+    parser.add_argument(
+        "--optimizers", nargs="+", choices=("sgd", "adam"), default=["sgd", "adam"], help="for the shape kaggle"
+    )
     parser.add_argument("--systems", nargs="+", choices=known, default=known, metavar="SYSTEM", help=", ".join(known))
-    parser.add_argument("--steps", type=int, help="of a repetition (default: by --seconds)")
-    parser.add_argument("--seconds", type=float, default=0.5, help="a repetition is to take (default 0.5)")
-    parser.add_argument("--cache", type=share, default="1.5%", help="share of the rows (default 1.5%%)")
+    parser.add_argument("--steps", type=int, help="steps of a repetition (default: by --seconds)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds that a repetition takes (default 0.5)")
+    parser.add_argument(
+        "--cache", type=share, default="1.5%", help="rows on the GPU, as a share of all (default 1.5%%)"
+    )
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--window", type=int, default=32)
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="tf32")
-    parser.add_argument("--scale", type=float, default=1.0, help="of all tables; targets are for 1")
+    parser.add_argument("--scale", type=float, default=1.0, help="the share of the tables' rows; targets are for 1")
     parser.add_argument("--device", default="cuda", help="cuda (default) or cpu")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results to this file")
     found = parser.parse_args(arguments)

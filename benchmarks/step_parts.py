@@ -1,4 +1,4 @@
-"""What the systems of benchmarks/step.py have in common: batches, the dense part, and how steps are timed."""
+"""What the systems of benchmarks/step.py have in common: batches, the dense part, and the timing of steps."""
 
 import gc
 import itertools
@@ -16,11 +16,11 @@ import hotrows
 from hotrows.dense.bce_loss import bce_loss
 from hotrows.models import make_model
 
-EXPONENT = 1.18  # gives HECA's 26, 21, 17 and 13% unique ids at batches of 1024 to 8192
+EXPONENT = 1.18  # with it 26, 21, 17 and 13% of the ids are unique at batches of 1024 to 8192, as HECA measured
 NUM_DENSE = 13
 LEARNING_RATE = {"sgd": 0.1, "adam": 0.001}
-POOL_SAMPLES = 1 << 22  # drawn for each batch size, so that a repetition hardly sees a batch twice
-LEAST_BATCHES = 48
+POOL_SAMPLES = 1 << 22  # drawn for each batch size, so that a repetition rarely trains a batch twice
+MIN_BATCHES = 48
 REPETITIONS = 3
 CALIBRATION = 10  # steps
 STARTED = time.perf_counter()
@@ -28,7 +28,7 @@ STARTED = time.perf_counter()
 
 @dataclass(frozen=True)
 class Options:
-    """How all shapes are run."""
+    """The options that all shapes are run with."""
 
     device: torch.device
     systems: tuple[str, ...]
@@ -45,8 +45,8 @@ class Case:
     """One set of tables behind one cache.
 
     Args:
-        slots: rows of the cache.
-        drawn: ids are drawn for tables of these sizes, then spread over the tables; None for the tables' own.
+        slots: how many rows the cache holds.
+        drawn: ids are drawn for tables of these sizes and then spread over the tables. None takes the tables' own.
     """
 
     shape: str
@@ -64,7 +64,7 @@ class Case:
         return sum(self.sizes)
 
     def spread(self, ranks: Tensor) -> Tensor:
-        """Ids of ranks [..., F]: the same ranks far apart in a larger table."""
+        """The ids of ranks [..., F]. In a larger table, the same ranks have ids that lie further apart."""
         if self.drawn is None:
             return ranks
         factors = [size // drawn for size, drawn in zip(self.sizes, self.drawn, strict=True)]
@@ -77,7 +77,7 @@ class Traffic:
     def __init__(self, case: Case, batch_size: int, options: Options) -> None:
         self._case, self._device = case, options.device
         self.batch_size = batch_size
-        num = max(LEAST_BATCHES, int(POOL_SAMPLES * min(1.0, options.scale)) // batch_size)
+        num = max(MIN_BATCHES, int(POOL_SAMPLES * min(1.0, options.scale)) // batch_size)
         generator = torch.Generator(options.device).manual_seed(batch_size)
         self._ranked = case.drawn or case.sizes
         ids = case.spread(draw_ranks(self._ranked, (num, batch_size), EXPONENT, generator))
@@ -87,15 +87,16 @@ class Traffic:
         self._on_host = self.pool
         if options.device.type == "cuda":
             self._on_host = _batches(*(part.cpu().pin_memory() for part in (dense, ids, label)))
-        # so many ids of a table in a batch that fills: several such batches are in flight
+        # A batch that fills the cache has this many ids of each table, because several such batches are in flight.
         self._stride = max(1, min(batch_size, case.slots // (4 * len(case.sizes))))
         self.num_filling = self._count_filling()
 
     def stream(self, fill: bool, on_host: bool = False) -> "Stream":
-        """Without an end; with `fill`, first those batches that fill the cache.
+        """Batches without an end.
 
         Args:
-            on_host: in pinned host memory, as a loader gives them.
+            fill: begin with batches that fill the cache.
+            on_host: the batches are in pinned host memory, like those of a loader.
         """
         pool = self._on_host if on_host else self.pool
         return Stream(itertools.chain(self._filling() if fill else (), itertools.cycle(pool)))
@@ -107,7 +108,7 @@ class Traffic:
         return num
 
     def _filling(self) -> Iterator[hotrows.Batch]:
-        """All ids that the cache has room for, the most frequent last."""
+        """Batches with all ids that fit into the cache, the most frequent ids last."""
         sizes = torch.tensor(self._ranked, device=self._device)
         first = torch.arange(self.batch_size, device=self._device).remainder_(self._stride)
         for i in reversed(range(self.num_filling)):
@@ -120,7 +121,7 @@ def _batches(dense: Tensor, ids: Tensor, label: Tensor) -> list[hotrows.Batch]:
 
 
 class Stream(Iterator[hotrows.Batch]):
-    """Batches until it is told to end."""
+    """Batches until `end` is called."""
 
     def __init__(self, batches: Iterator[hotrows.Batch]) -> None:
         self._batches = batches
@@ -136,7 +137,7 @@ class Stream(Iterator[hotrows.Batch]):
 
 
 class DensePart:
-    """Model, its optimizer and the loss: the same first values for every system."""
+    """The model, its optimizer and the loss. Every system begins with the same values."""
 
     def __init__(self, case: Case, options: Options) -> None:
         torch.manual_seed(0)
@@ -158,7 +159,7 @@ class DensePart:
 
 @dataclass
 class Schedule:
-    """How many steps are done for what. `steps` are those of a repetition; None until they are calibrated."""
+    """How many steps each phase has. `steps` is the number of a repetition; None until it is calibrated."""
 
     warm_up: int
     steps: int | None
@@ -195,7 +196,7 @@ def time_steps(
     device: torch.device,
     read: Callable[[], dict[str, float]] = dict,
 ) -> Timed:
-    """One loop: warm up, find how many steps a repetition has, repeat. `read` is called before and after."""
+    """Warm up, find how many steps a repetition has, and time the repetitions. `read` is called before and after."""
     timed = Timed(schedule)
 
     def go(num: int) -> float:
@@ -208,7 +209,7 @@ def time_steps(
 
     go(1)
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()  # what the first batch replaced, of another size, is gone
+        torch.cuda.reset_peak_memory_stats()  # the first batch has freed the memory of batches of another size
     go(schedule.warm_up - 1)
     taken = go(schedule.calibration)
     if schedule.steps is None:
@@ -222,7 +223,7 @@ def time_steps(
 
 
 class Memory:
-    """What one system has of the device's memory, told from what is alive beside it."""
+    """The device memory of one system, without that of the systems that are alive beside it."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -252,7 +253,7 @@ def say(text: str) -> None:
 
 
 def describe_error(error: BaseException) -> str:
-    """One line about an error; the rest goes to stderr. What its frames hold is let go."""
+    """One line about an error. The traceback goes to stderr, and the memory that its frames hold is freed."""
     traceback.print_exception(error)
     traceback.clear_frames(error.__traceback__)
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -1,4 +1,4 @@
-"""The systems of benchmarks/step.py: hotrows, its ceiling, and peers; and whether the first two trained the same."""
+"""The systems of benchmarks/step.py: hotrows, its ceiling and peers, and the comparison of the first two."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,8 +25,8 @@ import hotrows
 from hotrows.models import make_model
 
 CACHED_EMBEDDING = [key for key in PEERS if key.startswith("cached-embedding")]
-COUNTED = 5  # steps of a peer, after its timing
-COMPARED_BYTES = 1 << 28  # at a time
+COUNTED_STEPS = 5  # a peer counts after its timing
+COMPARED_BYTES = 1 << 28  # this much is compared at a time
 
 
 class Ours:
@@ -80,7 +80,7 @@ class Ours:
 
 
 class Other:
-    """A peer: the same model, as it stands."""
+    """A peer with the same model."""
 
     def __init__(self, case: Case, key: str, options: Options, frequencies: Tensor | None) -> None:
         self._case, self._key, self._options = case, key, options
@@ -112,11 +112,11 @@ class Other:
         timed = time_steps(batches, step, schedule, self._options.device)
         result = {**timed.figures(traffic.batch_size), "gpu_bytes": self.memory.peak()}
         peer.count(True)
-        for _ in range(1 if self._key == "naive" else COUNTED):
+        for _ in range(1 if self._key == "naive" else COUNTED_STEPS):
             step(next(batches))
         peer.count(False)
         stream.end()
-        for batch in batches:  # the one that was prefetched
+        for batch in batches:  # the batch that was prefetched
             step(batch)
         counted = peer.figures()
         if counted.get("batches"):
@@ -130,12 +130,12 @@ class Other:
 
 
 def prefetched(stream: Iterator[hotrows.Batch], peer: Peer) -> Iterator[hotrows.Batch]:
-    """Batches, the peer told of each before the one ahead of it is embedded."""
+    """The same batches. The peer prefetches each of them before the batch ahead of it is embedded."""
     current = next(stream)
-    for coming in stream:
-        peer.prefetch(coming.ids)
+    for following in stream:
+        peer.prefetch(following.ids)
         yield current
-        current = coming
+        current = following
     yield current
 
 
@@ -152,7 +152,7 @@ def make_bags(
 
 
 def compare(ours: Ours, ceiling: Ours, device: torch.device) -> dict[str, Any]:
-    """Whether hotrows trained what the ceiling did, bit for bit."""
+    """Compare what hotrows and the ceiling have trained, bit for bit."""
     reason = (
         _difference_of_losses(ours.losses, ceiling.losses)
         or _difference_of_dense(ours.dense, ceiling.dense)
@@ -187,13 +187,14 @@ def _difference_of_dense(ours: list[Tensor], ceiling: list[Tensor]) -> str | Non
 def _difference_of_rows(
     ours: hotrows.EmbeddingBagCollection, ceiling: hotrows.EmbeddingBagCollection, device: torch.device
 ) -> str | None:
-    for one, other in zip(ours.groups, ceiling.groups, strict=True):
-        if one.steps != other.steps:
-            return f"{one.steps} steps of the rows' optimizer and {other.steps}"
-        step = max(1, COMPARED_BYTES // one.store.layout.num_bytes)
-        for start in range(0, one.store.num_rows, step):
-            stop = min(start + step, one.store.num_rows)
-            differ = _bits(one.store.view(start, stop).to(device)) != _bits(other.store.view(start, stop).to(device))
+    for one, other in zip(ours.schedulers, ceiling.schedulers, strict=True):
+        if one.updater.steps != other.updater.steps:
+            return f"{one.updater.steps} steps of the rows' optimizer and {other.updater.steps}"
+        rows, expected = one.cache.store, other.cache.store
+        step = max(1, COMPARED_BYTES // rows.layout.num_bytes)
+        for start in range(0, rows.num_rows, step):
+            stop = min(start + step, rows.num_rows)
+            differ = _bits(rows.view(start, stop).to(device)) != _bits(expected.view(start, stop).to(device))
             if bool(differ.any()):
                 row = start + int(differ.any(1).nonzero()[0])
                 return f"{_name_of_row(ours, row)}, and perhaps more after it"
@@ -201,11 +202,11 @@ def _difference_of_rows(
 
 
 def _name_of_row(bags: hotrows.EmbeddingBagCollection, row: int) -> str:
-    """All tables have one dim, so they are one group, in their order."""
-    for bag in bags.tables:
-        if row < bag.num_rows:
-            return f"table {bag.name}, row {row}"
-        row -= bag.num_rows
+    """The table and row of a row of the store. All tables have one dim, so they share a store, in their order."""
+    for each in bags.tables:
+        if row < each.num_rows:
+            return f"table {each.name}, row {row}"
+        row -= each.num_rows
     raise AssertionError(row)
 
 

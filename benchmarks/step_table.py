@@ -1,4 +1,4 @@
-"""What the results of benchmarks/step.py say: which targets are met, and tables for docs/benchmarks.md.
+"""Judges the results of benchmarks/step.py by targets, and makes tables of them for docs/benchmarks.md.
 
 `python benchmarks/step_table.py RESULTS.json...` prints the tables as Markdown.
 """
@@ -31,7 +31,7 @@ TITLES = (
 
 @dataclass(frozen=True)
 class Target:
-    """What hotrows must reach in a shape of this scale; of the whole shape where there is no batch size."""
+    """A figure that hotrows must reach in a shape of this scale. Without a batch size it is about the whole shape."""
 
     shape: str
     figure: str
@@ -45,7 +45,7 @@ class Target:
         if found is None:
             return "not measured"
         excess = found - self.limit if self.at_most else self.limit - found
-        if excess <= (0 if self.limit else 0.001):  # the allocator rounds
+        if excess <= (0 if self.limit else 0.001):  # the allocator rounds sizes
             return "ok"
         return f"MISSED by {f'{excess / self.limit:.1%}' if self.limit else f'{excess:.3f}'}"
 
@@ -75,7 +75,7 @@ TARGETS = [
 
 
 def judge(shapes: dict[str, Any]) -> list[dict[str, Any]]:
-    """All targets of what was run."""
+    """Judge all targets of the shapes that were run."""
     verdicts = []
     for target in TARGETS:
         shape = shapes.get(target.shape)
@@ -95,7 +95,7 @@ def judge(shapes: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def failures(shapes: dict[str, Any], targets: list[dict[str, Any]]) -> list[str]:
-    """Why the exit code is not 0."""
+    """The reasons for an exit code other than 0."""
     found = [
         f"{' '.join(row[:4])} {row[4]}"
         for row in target_rows(verdict for verdict in targets if "MISSED" in verdict["verdict"])
@@ -120,7 +120,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def point_rows(case: dict[str, Any], point: dict[str, Any]) -> list[list[str]]:
-    """One row for each system that ran, hotrows and the ceiling first."""
+    """A row of the table for each system that ran, with hotrows and the ceiling first."""
     found = {key: entry for key, entry in point["systems"].items() if "ms_per_step" in entry}
     ours, device = found.get("hotrows"), found.get("device")
     order = sorted(found, key=lambda key: (key not in ("hotrows", "device"), key != "hotrows"))
@@ -142,15 +142,15 @@ def point_rows(case: dict[str, Any], point: dict[str, Any]) -> list[list[str]]:
 
 
 def not_run(cases: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for every system that has no figure somewhere, and why."""
+    """A line for every system without figures at some batch sizes, with the reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         for point in case["points"]:
             for key, entry in point["systems"].items():
                 reason = entry.get("missing") or entry.get("failed")
                 if reason:
-                    what = "missing" if "missing" in entry else "failed"
-                    reasons.setdefault((key, f"{what}: {reason}"), []).append(
+                    status = "missing" if "missing" in entry else "failed"
+                    reasons.setdefault((key, f"{status}: {reason}"), []).append(
                         f"{case['optimizer']} {point['batch_size']}"
                     )
     return [f"`{key}` {reason} ({', '.join(where)})" for (key, reason), where in reasons.items()]
@@ -204,7 +204,7 @@ def render_shape(name: str, shape: dict[str, Any]) -> str:
 
 
 def render(results: dict[str, Any]) -> str:
-    """All tables of one file."""
+    """All tables of one file of results."""
     environment = results["environment"]
     heading = ", ".join(f"{key} {value}" for key, value in environment.items())
     parts = [heading, *(render_shape(name, shape) for name, shape in results["shapes"].items())]

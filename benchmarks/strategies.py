@@ -1,10 +1,10 @@
-"""The same training by every strategy: samples/s, hit rate, bytes moved, device memory, and if the result is equal.
+"""How fast is the same training with every strategy, and is the result the same?
 
     python benchmarks/strategies.py --rows 0.01 --dim 32 --batch-size 2048 --steps 60
 
-Each strategy trains one model on the same synthetic Criteo batches, which are in memory before, from the same first
-values, and is evaluated on the same test split. `host` updates its rows by the CPU's operations, so on a GPU its result
-is equal to rounding only.
+Each strategy trains the same model from the same first values on the same synthetic Criteo batches, which are in memory
+before, and is evaluated on the same test split. `host` updates its rows with the operations of the CPU, so on a GPU its
+result differs by rounding.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from environment import describe, print_heading, write_json
 from hotrows.reproduce.bench import Bench
 from hotrows.reproduce.scale import Scale
 from hotrows.strategies import STRATEGIES
-from hotrows.train.config import RunConfig, from_dict
+from hotrows.train.config import RunConfig
 from hotrows.train.run import choose_device
 
 SHAPE = "criteo-kaggle"
@@ -26,7 +26,7 @@ COLUMNS = ("strategy", "samples/s", "hit rate", "MB/step in", "MB/step out", "de
 
 
 def train(strategy: str, given: argparse.Namespace, bench: Bench) -> dict[str, Any]:
-    """The summary of one run, its speed that after the warm-up."""
+    """The summary of one run, with the speed after the warm-up."""
     content = {
         **SETTINGS,
         "strategy": strategy,
@@ -35,7 +35,7 @@ def train(strategy: str, given: argparse.Namespace, bench: Bench) -> dict[str, A
         "train": {"batch_size": given.batch_size, "precision": given.precision},
     }
     data = bench.training_data(SHAPE, given.batch_size)
-    trained = bench.train(strategy, from_dict(RunConfig, content, "benchmark"), data)
+    trained = bench.train(strategy, RunConfig.from_dict(content, "benchmark"), data)
     return {**trained.summary, "samples_per_second": trained.samples_per_second}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.testing import do_bench
 
 from hotrows.dense.dense_optimizer import kernel
-from hotrows.dense.optimizer_override import optimizer_override
+from hotrows.dense.optimizer_override import OptimizerOverride
 from hotrows.models import make_model
 
 NUM_DENSE, FEATURES, DIM = 13, 26, 128
@@ -29,7 +29,7 @@ CASES = {
 }
 VARIANTS = [(512, 4), (1024, 4), (1024, 8), (2048, 4), (2048, 8)]  # elements and warps of a program
 STEPS = 5
-Within = Callable[[], AbstractContextManager[object]]
+Within = Callable[[torch.optim.Optimizer], AbstractContextManager[object]]
 
 
 def made(case: str) -> tuple[torch.optim.Optimizer, list[Tensor]]:
@@ -45,11 +45,11 @@ def measure(case: str, within: Within) -> tuple[float, list[Tensor]]:
     """Microseconds of a step, and the parameters after some."""
     optimizer, params = made(case)
     for _ in range(STEPS):
-        with within():
+        with within(optimizer):
             optimizer.step()
     after = [param.detach().clone() for param in params]
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), within():
+    with torch.cuda.graph(graph), within(optimizer):
         optimizer.step()
     return 1000 * do_bench(graph.replay, warmup=5, rep=50, return_mode="median"), after
 
@@ -66,10 +66,10 @@ def main() -> int:
     failed = False
     for case, (_, _, touches) in CASES.items():
         print(f"{case:<10}{'floor':<24}{4 * touches * size / bandwidth:8.1f} µs")
-        theirs, expected = measure(case, nullcontext)
+        theirs, expected = measure(case, lambda _: nullcontext())
         print(f"{'':<10}{'torch':<24}{theirs:8.1f} µs", flush=True)
         for kernel.TILE, kernel.NUM_WARPS in VARIANTS:
-            ours, found = measure(case, optimizer_override)
+            ours, found = measure(case, OptimizerOverride)
             worst = max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True))
             equal = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
             wrong = not worst < 1e-5

@@ -52,7 +52,7 @@ def test_kaggle_runs_all_systems_and_names_those_that_are_missing(step: ModuleTy
         ours = point["systems"]["hotrows"]
         assert 0 < ours["hit_rate"] < 1
         assert ours["cache_full"]
-        assert ours["graphs"] == {"replayed": 0, "as_it_stands": point["identity"]["num_steps"],
+        assert ours["graphs"] == {"replayed": 0, "eager": point["identity"]["num_steps"],
                                   "reason": "the bags are on cpu"}  # fmt: skip
         speeds = [point["systems"][key]["samples_per_s"] for key in ("hotrows", "device")]
         assert point["figures"]["over_device"] == pytest.approx(speeds[0] / speeds[1])
@@ -68,7 +68,7 @@ def test_other_shapes(step: ModuleType, tmp_path: Path) -> None:
     for name in ("wide-deep", "rows", "ratio"):
         points = [point for case in found["shapes"][name]["cases"] for point in case["points"]]
         assert all(point["identity"]["identical"] for point in points)
-    # the same rows come, whatever the size of the tables
+    # The same rows are looked up, whatever the size of the tables.
     rows = [case["points"][0]["systems"]["hotrows"]["each_step"] for case in found["shapes"]["rows"]["cases"]]
     assert len({(each["unique"], each["misses"]) for each in rows}) == 1
     assert found["shapes"]["rows"]["figures"]["spread"] >= 0
@@ -91,7 +91,7 @@ def test_a_missed_target_and_a_difference_are_failures(
     monkeypatch.setattr(tables, "TARGETS", [target])
 
     def train_wrong(ours: Any, ceiling: Any, device: torch.device) -> Any:
-        ours.bags.groups[0].store.view(1, 2).add_(1)  # C1 has one row at this scale, C2 the next
+        ours.bags.caches[0].store.view(1, 2).add_(1)  # C1 has one row at this scale, so this is row 0 of C2
         return compare(ours, ceiling, device)
 
     compare = step.compare

@@ -1,4 +1,4 @@
-"""Planning by kernels against planning step by step."""
+"""Planning by kernels against the eager planner."""
 
 import pytest
 import torch
@@ -6,20 +6,22 @@ from torch import Tensor
 
 from hotrows.cache.indexes import make_index
 from hotrows.cache.planning import victim_scan
+from hotrows.cache.planning.buffers import PlanBuffer, PlanBuffers, RequestBuffers
 from hotrows.cache.planning.id_columns import IdColumns
-from hotrows.cache.planning.kernel_planner import KernelPlanner, PlanBuffer, PlanBuffers, RequestBuffers
-from hotrows.cache.planning.planner import Counts, EagerPlanner, Placement
+from hotrows.cache.planning.kernel_planner import KernelPlanner
+from hotrows.cache.planning.planner import EagerPlanner
+from hotrows.cache.planning.protocol import Counts, Placement, Plan
 from hotrows.cache.policies import Lookahead, Policy, make_policy
 from hotrows.cache.policies.next_use import NextUseTable
 from hotrows.cache.slots import Slots
 from hotrows.ops import hash_table
 from hotrows.ops.plan import kernel
-from hotrows.ops.unique import unique_rows
+from hotrows.ops.unique import UniqueRows, unique_rows
 
 SIZES = (3, 50, 400)
 NUM_SAMPLES = 20
 WINDOW = 3
-NUM_PLACES, NUM_SEATS, NUM_TURNS = 12, 3, 5
+NUM_REQUEST_BUFFERS, NUM_PLAN_BUFFERS, NUM_ITERATIONS = 12, 3, 5
 
 
 def make(policy: str | Policy, index: str, capacity: int, device: torch.device) -> EagerPlanner:
@@ -27,7 +29,7 @@ def make(policy: str | Policy, index: str, capacity: int, device: torch.device) 
     return EagerPlanner(slots, make_index(index, sum(SIZES), slots), make_policy(policy))
 
 
-def columns(device: torch.device) -> IdColumns:
+def all_columns(device: torch.device) -> IdColumns:
     sizes = torch.tensor(SIZES, device=device)
     return IdColumns(None, sizes.cumsum(0) - sizes, sizes)
 
@@ -37,24 +39,28 @@ def draw(random: torch.Generator) -> Tensor:
     return (skewed * torch.tensor(SIZES)).long()
 
 
-class Stepwise:
-    """The reference: the planner itself."""
+class Eagerly:
+    """The definition: the eager planner."""
 
     def __init__(self, planner: EagerPlanner) -> None:
         self.planner = planner
-        first = torch.tensor(SIZES).cumsum(0) - torch.tensor(SIZES)
-        self.first_row = first
+        self.first_row = torch.tensor(SIZES).cumsum(0) - torch.tensor(SIZES)
 
-    def announce(self, ids: Tensor, number: int):
+    def announce(self, ids: Tensor, batch_number: int) -> UniqueRows:
         unique = unique_rows((ids + self.first_row).flatten())
-        self.planner.announce(unique, number)
+        self.planner.announce(unique, batch_number)
         return unique
 
-    def plan(self, unique, oldest: int | None, number: int):
-        made = self.planner.plan(unique, Placement.ATOMIC, oldest, number, everywhere=False)
+    def plan(self, unique: UniqueRows, oldest: int | None, batch_number: int) -> tuple[Plan, Counts]:
+        (made,) = self.planner.plan(unique, Placement.ATOMIC, oldest, batch_number, scan_all=False)
         counts = Counts(*made.counts.tolist())
         self.planner.resolve(made, counts, Placement.ATOMIC)
         return made, counts
+
+
+def host_memory(device: torch.device, *sizes: int) -> Tensor:
+    """Memory of the host that kernels on the device can use."""
+    return torch.zeros(sizes, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
 def finish(device: torch.device) -> None:
@@ -63,108 +69,113 @@ def finish(device: torch.device) -> None:
 
 
 class ByKernels:
-    def __init__(self, planner: EagerPlanner, device: torch.device, part: IdColumns | None = None) -> None:
+    def __init__(self, planner: EagerPlanner, device: torch.device, columns: IdColumns | None = None) -> None:
         self.planner = planner
         self.device = device
-        part = part or columns(device)
-        num_lookups = NUM_SAMPLES * part.first_row.numel()
+        columns = columns or all_columns(device)
+        num_lookups = NUM_SAMPLES * columns.first_row.numel()
+        self.request_buffers = RequestBuffers(
+            NUM_REQUEST_BUFFERS, num_lookups, device, host_memory(device, NUM_REQUEST_BUFFERS, 2)
+        )
+        counts = host_memory(device, NUM_PLAN_BUFFERS, len(Counts._fields))
+        self.plan_buffers = PlanBuffers(NUM_PLAN_BUFFERS, num_lookups, device, counts)
+        self.host_inputs = host_memory(device, NUM_ITERATIONS, kernel.NUM_INPUTS)
+        spec = planner.kernel_spec()
+        assert spec is not None
+        self.kernel_planner = KernelPlanner(
+            spec, columns, NUM_SAMPLES, sum(SIZES), self.request_buffers, self.plan_buffers, self.host_inputs
+        )
+        self.num_announced = self.num_iterations = 0
 
-        def host(*sizes: int) -> Tensor:
-            """Memory of the host that kernels on the device can use."""
-            return torch.zeros(sizes, dtype=torch.int32, pin_memory=device.type == "cuda")
-
-        self.places = RequestBuffers(NUM_PLACES, num_lookups, device, host(NUM_PLACES, 2))
-        self.seats = PlanBuffers(NUM_SEATS, num_lookups, device, host(NUM_SEATS, len(Counts._fields)))
-        self.numbers = host(NUM_TURNS, kernel.NUM_NUMBERS)
-        self.fused = KernelPlanner(planner, part, NUM_SAMPLES, sum(SIZES), self.places, self.seats, self.numbers)
-        self.num_announced = self.num_turns = 0
-
-    def turn(self, ids: Tensor | None, plans: bool) -> None:
-        self.fused.turn(None if ids is None else ids.to(self.device), ids is not None, plans)
-        self.num_turns += 1
+    def run(self, ids: Tensor | None, plans: bool) -> None:
+        self.kernel_planner.run(None if ids is None else ids.to(self.device), ids is not None, plans)
+        self.num_iterations += 1
         finish(self.device)
 
-    def announce(self, ids: Tensor, number: int) -> int:
-        place = self.num_announced % NUM_PLACES
+    def announce(self, ids: Tensor, batch_number: int) -> int:
+        """The request buffer of the batch."""
+        buffer = self.num_announced % NUM_REQUEST_BUFFERS
         self.num_announced += 1
-        self.numbers[self.num_turns % NUM_TURNS, 7:9] = torch.tensor([number, place])
+        self.host_inputs[self.num_iterations % NUM_ITERATIONS, 7:9] = torch.tensor([batch_number, buffer])
         if self.planner.policy.looks_ahead:
-            self.planner.policy.next_use.expect(number, self.fused.num_lookups)
-        self.turn(ids, plans=False)
-        assert self.places.told[place].tolist() == self.places.noted[place].tolist()
-        return place
+            self.planner.policy.next_use.expect(batch_number, self.kernel_planner.num_lookups)
+        self.run(ids, plans=False)
+        counts = self.request_buffers
+        assert counts.counts_on_host[buffer].tolist() == counts.counts_on_device[buffer].tolist()
+        return buffer
 
-    def plan(self, place: int, oldest: int | None, number: int) -> tuple[PlanBuffer, Counts]:
-        planner, seat = self.planner, place % NUM_SEATS
-        planner.batch += 1
-        planner.index.maintain(self.fused.num_lookups)
-        looked_at = planner.next_scan(int(self.places.told[place, 0]), everywhere=False)
-        written = [planner.batch, planner.batch if oldest is None else oldest, number, *looked_at, place, seat]
-        self.numbers[self.num_turns % NUM_TURNS, : len(written)] = torch.tensor(written)
-        self.turn(None, plans=True)
-        made = self.seats[seat]
+    def plan(self, request_buffer: int, oldest: int | None, batch_number: int) -> tuple[PlanBuffer, Counts]:
+        planner, plan_buffer = self.planner, request_buffer % NUM_PLAN_BUFFERS
+        num_rows = int(self.request_buffers.counts_on_host[request_buffer, 0])
+        scan = planner.begin_plans(1, num_rows, scan_all=False)
+        number = planner.plan_number
+        inputs = [number, number if oldest is None else oldest, batch_number, *scan, request_buffer, plan_buffer]
+        self.host_inputs[self.num_iterations % NUM_ITERATIONS, : len(inputs)] = torch.tensor(inputs)
+        self.run(None, plans=True)
+        made = self.plan_buffers[plan_buffer]
         counts = Counts(*made.counts.tolist())
-        assert self.fused.moves is not None
-        assert self.fused.moves.num.item() == counts.placed
-        planner.index.replaced(counts.evictions, self.fused.num_lookups)
+        assert self.kernel_planner.moves is not None
+        assert self.kernel_planner.moves.num.item() == counts.placed
+        planner.index.note_evictions(counts.evictions, num_rows)
         if counts.fits and planner.policy.looks_ahead:
-            planner.policy.came(number, counts.erasures)
+            planner.policy.batch_planned(batch_number, counts.erasures)
         return made, counts
 
 
-@pytest.mark.parametrize("index", ["hash", "direct"])
+@pytest.mark.parametrize("index", ["hash", "direct", "set-associative"])
 @pytest.mark.parametrize(
-    ("policy", "capacity", "by_parts"),
+    ("policy", "capacity", "scans_ranges"),
     [
         ("lookahead", 60, False), ("lookahead", 110, False), ("lookahead", 110, True),
         ("lookahead with counts", 80, False), ("lookahead with counts", 110, True), ("lru", 60, False),
         ("lfu", 80, False),
     ],
 )  # fmt: skip
-def test_plans_what_the_planner_plans(policy, index, capacity, by_parts, device, random, monkeypatch):
-    if by_parts:
+def test_plans_what_the_eager_planner_plans(policy, index, capacity, scans_ranges, device, random, monkeypatch):
+    if scans_ranges:
         monkeypatch.setattr(victim_scan, "LEAST", 40)
         monkeypatch.setattr(victim_scan, "PER_ROW", 1)
     chosen: str | Policy = policy
     if policy == "lookahead with counts":
         chosen = Lookahead(torch.randint(100, (sum(SIZES),), generator=random))
-    ours = ByKernels(make(chosen, index, capacity, device), device)
-    theirs = Stepwise(make(chosen, index, capacity, torch.device("cpu")))
-    coming, in_flight, seen_both = [], [], set()
-    for number in range(12):
+    num_slots = 2 * -(-capacity // 16) * 16 if index == "set-associative" else capacity
+    ours = ByKernels(make(chosen, index, num_slots, device), device)
+    theirs = Eagerly(make(chosen, index, num_slots, torch.device("cpu")))
+    announced, in_flight, seen_both = [], [], set()
+    for batch_number in range(12):
         ids = draw(random)
-        coming.append((number, ours.announce(ids, number), theirs.announce(ids, number)))
-        if len(coming) < WINDOW:
+        announced.append((batch_number, ours.announce(ids, batch_number), theirs.announce(ids, batch_number)))
+        if len(announced) < WINDOW:
             continue
         while True:
-            mine, place, unique = coming[0]
+            planned, request_buffer, unique = announced[0]
             oldest = in_flight[0] if in_flight else None
-            seat, counts = ours.plan(place, oldest, mine)
-            made, expected = theirs.plan(unique, oldest, mine)
-            assert counts.erasures <= expected.erasures, "the kernels know, the planner has the most it can be"
+            buffer, counts = ours.plan(request_buffer, oldest, planned)
+            made, expected = theirs.plan(unique, oldest, planned)
+            assert counts.erasures <= expected.erasures, "the kernels count erasures, the planner has an upper bound"
             assert counts == expected._replace(erasures=counts.erasures)
             seen_both.add(counts.fits)
             compare_state(ours.planner, theirs.planner)
             if counts.fits:
                 break
             in_flight.pop(0)
-        compare_plan(seat, made, counts)
-        for mine, expected in zip(ours.fused.moves, (made.move_slots, made.move_out, made.move_in), strict=False):
+        compare_plan(buffer, made, counts)
+        moves = made.move_slots, made.move_out, made.move_in
+        for mine, expected in zip(ours.kernel_planner.moves, moves, strict=False):
             assert torch.equal(mine[: counts.placed].cpu(), expected[: counts.placed])
-        coming.pop(0)
-        in_flight = [*in_flight, made.batch][-2:]
-    assert ours.planner.slots.row[:-1].min() >= 0, "the cache was full"
-    assert capacity > 60 or seen_both == {0, 1}, "some plans fitted and some did not"
+        announced.pop(0)
+        in_flight = [*in_flight, made.plan_number][-2:]
+    if index != "set-associative":
+        assert ours.planner.slots.row[:-1].min() >= 0, "the cache was full"
+        assert capacity > 60 or seen_both == {0, 1}, "some plans fitted and some did not"
 
 
-def compare_plan(seat: PlanBuffer, made, counts: Counts) -> None:
-    for name in Counts._fields:
-        assert getattr(counts, name) is not None
+def compare_plan(buffer: PlanBuffer, made: Plan, counts: Counts) -> None:
     unique = counts.unique
-    assert torch.equal(seat.slots.cpu(), made.slots)
-    assert torch.equal(seat.row_slots[:unique].cpu(), made.row_slots[:unique])
+    assert torch.equal(buffer.slots.cpu(), made.slots)
+    assert torch.equal(buffer.row_slots[:unique].cpu(), made.row_slots[:unique])
     for name in made.unique._fields:
-        assert torch.equal(getattr(seat.unique, name).cpu(), getattr(made.unique, name)), name
+        assert torch.equal(getattr(buffer.unique, name).cpu(), getattr(made.unique, name)), name
 
 
 def compare_state(ours: EagerPlanner, theirs: EagerPlanner) -> None:
@@ -177,99 +188,101 @@ def compare_state(ours: EagerPlanner, theirs: EagerPlanner) -> None:
     assert torch.equal(ours.index.find(every.to(device), num.to(device)).cpu(), theirs.index.find(every, num))
     if isinstance(ours.policy, Lookahead):
         assert isinstance(theirs.policy, Lookahead)
-        assert upcoming_uses(ours.policy.next_use) == upcoming_uses(theirs.policy.next_use)
+        assert next_uses(ours.policy.next_use) == next_uses(theirs.policy.next_use)
         check_room(ours.policy.next_use)
 
 
-def upcoming_uses(next_use: NextUseTable) -> dict[int, int]:
+def next_uses(table: NextUseTable) -> dict[int, int]:
     """Which batches need a row, by row, as a search finds them."""
-    keys, uses, num_cells = next_use.arrays()
+    keys, uses, num_cells = table.arrays()
     held = keys[:num_cells]
     rows = held[held >= 0]
     num = torch.tensor([rows.numel()], dtype=torch.int32, device=keys.device)
     return dict(zip(rows.tolist(), uses[hash_table.find(keys, rows, num)].tolist(), strict=True))
 
 
-def check_room(next_use: NextUseTable) -> None:
-    """What the host believes is no less than what there is, and leaves cells empty, at which a search ends."""
-    keys, _, num_cells = next_use.arrays()
+def check_room(table: NextUseTable) -> None:
+    """The host's upper bound is no less than the cells that are taken, and leaves cells empty, where a search ends."""
+    keys, _, num_cells = table.arrays()
     taken = int((keys[:num_cells] != hash_table.EMPTY).sum())
-    assert taken <= next_use._num_in_window + next_use._most_erased
-    assert next_use._num_in_window + next_use._most_erased <= next_use._most_taken < num_cells
+    assert taken <= table._num_in_window + table._max_erased
+    assert table._num_in_window + table._max_erased <= table._max_taken < num_cells
 
 
-def test_a_bad_id_leaves_a_batch_without_rows(device, random):
-    ours = ByKernels(make("lookahead", "hash", 100, device), device)
+@pytest.mark.parametrize("index", ["hash", "set-associative"])
+def test_a_bad_id_leaves_a_batch_without_rows(index, device, random):
+    ours = ByKernels(make("lookahead", index, 112, device), device)
     ids = draw(random)
     ids[7, 1], ids[12, 2] = SIZES[1], -1
-    place = ours.announce(ids, 0)
-    num, behind = ours.places.noted[place].tolist()
+    buffer = ours.announce(ids, 0)
+    num, behind = ours.request_buffers.counts_on_device[buffer].tolist()
     assert num == 0
-    assert ours.fused.num_lookups - behind == 7 * len(SIZES) + 1, "the first of them is named"
-    seat, counts = ours.plan(place, None, 0)
+    assert ours.kernel_planner.num_lookups - behind == 7 * len(SIZES) + 1, "the first of them is named"
+    made, counts = ours.plan(buffer, None, 0)
     assert counts == Counts(0, 0, 0, 0, 0, 0, 0, 1, 0)
-    assert (seat.slots == -1).all()
+    assert (made.slots == -1).all()
 
 
 def test_next_use_across_the_end_of_the_mask(device, random):
     """Batch numbers wrap round the 64 bits of the mask."""
     ours = ByKernels(make("lookahead", "hash", 200, device), device)
-    theirs = Stepwise(make("lookahead", "hash", 200, torch.device("cpu")))
-    coming = []
-    for number in range(60, 70):
+    theirs = Eagerly(make("lookahead", "hash", 200, torch.device("cpu")))
+    announced = []
+    for batch_number in range(60, 70):
         ids = draw(random)
-        coming.append((number, ours.announce(ids, number), theirs.announce(ids, number)))
-    for number, place, unique in coming:
-        ours.plan(place, None, number)
-        theirs.plan(unique, None, number)
+        announced.append((batch_number, ours.announce(ids, batch_number), theirs.announce(ids, batch_number)))
+    for batch_number, buffer, unique in announced:
+        ours.plan(buffer, None, batch_number)
+        theirs.plan(unique, None, batch_number)
         compare_state(ours.planner, theirs.planner)
 
 
 def test_some_columns(device, random):
     sizes = torch.tensor(SIZES, device=device)
-    part = IdColumns(torch.tensor([2, 0], device=device), torch.tensor([0, 400], device=device), sizes[[2, 0]])
-    ours, ids = ByKernels(make("lru", "direct", 300, device), device, part), draw(random)
-    found = ours.places.unique(ours.announce(ids, 0))
+    columns = IdColumns(torch.tensor([2, 0], device=device), torch.tensor([0, 400], device=device), sizes[[2, 0]])
+    ours, ids = ByKernels(make("lru", "direct", 300, device), device, columns), draw(random)
+    found = ours.request_buffers.unique(ours.announce(ids, 0))
     expected = unique_rows(torch.stack([ids[:, 2], ids[:, 0] + 400], 1).flatten())
     assert torch.equal(found.rows.cpu(), expected.rows)
     assert torch.equal(found.inverse.cpu(), expected.inverse)
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-def test_a_party_is_planned_as_one_batch(parts, device, random):
-    """Slots and moves are those of a batch with the lookups of all; each of its batches has its own part of them."""
-    planner, part = make("lookahead", "hash", 180, device), columns(device)
-    theirs = Stepwise(make("lookahead", "hash", 180, torch.device("cpu")))
+@pytest.mark.parametrize("index", ["hash", "set-associative"])
+def test_coalesced_batches_are_planned_as_one(index, parts, device, random):
+    """Slots and moves are those of a batch with the lookups of all. Each batch has the slots of its own lookups."""
+    num_slots = 180 if index == "hash" else 64 * (parts + 1) - 32
+    planner, columns = make("lookahead", index, num_slots, device), all_columns(device)
+    theirs = Eagerly(make("lookahead", index, num_slots, torch.device("cpu")))
     num_lookups = NUM_SAMPLES * len(SIZES)
-
-    def host(*sizes: int) -> Tensor:
-        return torch.zeros(sizes, dtype=torch.int32, pin_memory=device.type == "cuda")
-
-    places = RequestBuffers(4, num_lookups, device, host(4 * parts, 2), parts, host(4, 2))
-    seats = PlanBuffers(2 * parts, num_lookups, device, host(2 * parts, len(Counts._fields)))
-    numbers = host(NUM_TURNS, kernel.NUM_NUMBERS)
-    ours = KernelPlanner(planner, part, NUM_SAMPLES, sum(SIZES), places, seats, numbers)
+    requests = RequestBuffers(
+        4, num_lookups, device, host_memory(device, 4 * parts, 2), parts, host_memory(device, 4, 2)
+    )
+    plan_buffers = PlanBuffers(2 * parts, num_lookups, device, host_memory(device, 2 * parts, len(Counts._fields)))
+    host_inputs = host_memory(device, NUM_ITERATIONS, kernel.NUM_INPUTS)
+    spec = planner.kernel_spec()
+    assert spec is not None
+    ours = KernelPlanner(spec, columns, NUM_SAMPLES, sum(SIZES), requests, plan_buffers, host_inputs)
     evictions = 0
-    for turn in range(8):
+    for iteration in range(8):
         ids = [draw(random) for _ in range(parts)]
-        planner.policy.next_use.expect(turn, parts * num_lookups)
-        unique = theirs.announce(torch.cat(ids), turn)
-        planner.batch += parts
-        theirs.planner.batch += parts - 1
-        planner.index.maintain(unique.rows.numel())
-        place, seat, batch = turn % 4, turn % 2, planner.batch
-        plan_numbers = [batch, batch, turn, *planner.next_scan(unique.rows.numel(), False), place, seat, turn, place]
-        numbers[turn % NUM_TURNS, : len(plan_numbers)] = torch.tensor(plan_numbers)
-        ours.turn(torch.cat(ids).to(device), announces=True, plans=True)  # a turn of both, of one party
+        planner.policy.next_use.expect(iteration, parts * num_lookups)
+        unique = theirs.announce(torch.cat(ids), iteration)
+        theirs.planner.plan_number += parts - 1
+        scan = planner.begin_plans(parts, int(unique.num), scan_all=False)
+        request_buffer, group, number = iteration % 4, iteration % 2, planner.plan_number
+        inputs = [number, number, iteration, *scan, request_buffer, group, iteration, request_buffer]
+        host_inputs[iteration % NUM_ITERATIONS, : len(inputs)] = torch.tensor(inputs)
+        ours.run(torch.cat(ids).to(device), announces=True, plans=True)  # the same batches are announced and planned
         finish(device)
-        made, expected = theirs.plan(unique, None, turn)
+        made, expected = theirs.plan(unique, None, iteration)
         compare_state(planner, theirs.planner)
         moves = made.move_slots, made.move_out, made.move_in
         for mine, wanted in zip(ours.moves, moves, strict=False):
             assert torch.equal(mine[: expected.placed].cpu(), wanted[: expected.placed])
         totals = [0] * len(Counts._fields)
         for i, each in enumerate(ids):
-            planned, alone = seats[seat * parts + i], unique_rows((each + theirs.first_row).flatten())
+            planned, alone = plan_buffers[group * parts + i], unique_rows((each + theirs.first_row).flatten())
             num = int(alone.num)
             for name in alone._fields:
                 assert torch.equal(getattr(planned.unique, name).cpu(), getattr(alone, name)), (i, name)
@@ -282,12 +295,14 @@ def test_a_party_is_planned_as_one_batch(parts, device, random):
         assert (found.placed, found.evictions) == (expected.placed, expected.evictions)
         assert found.hits + found.misses == found.unique >= expected.unique
         evictions += expected.evictions
-        planner.index.replaced(expected.evictions, unique.rows.numel())
-        planner.policy.came(turn, found.erasures)
+        planner.index.note_evictions(expected.evictions, int(unique.num))
+        planner.policy.batch_planned(iteration, found.erasures)
     assert evictions > 0
 
 
-def test_numbers_are_where_the_kernels_look():
-    of_a_plan = (kernel.BATCH, kernel.OLDEST, kernel.NUMBER, kernel.SCAN, kernel.PLACE, kernel.SEAT)
-    assert [number.value for number in of_a_plan] == [0, 1, 2, 3, 5, 6]
-    assert (kernel.COMING.value, kernel.COMING_PLACE.value) == (7, 8)
+def test_inputs_are_where_the_kernels_look():
+    of_a_plan = (
+        kernel.PLAN_NUMBER, kernel.OLDEST, kernel.BATCH_NUMBER, kernel.SCAN, kernel.REQUEST_BUFFER, kernel.PLAN_BUFFERS,
+    )  # fmt: skip
+    assert [which.value for which in of_a_plan] == [0, 1, 2, 3, 5, 6]
+    assert (kernel.ANNOUNCED_NUMBER.value, kernel.ANNOUNCED_BUFFER.value) == (7, 8)

@@ -75,7 +75,8 @@ class OptimizerOverride(ContextDecorator):
         self._thread.entered.append(replacement)
 
     def _after_step(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling() and self._thread.outer:
+        outer = self._thread.outer
+        if not torch.compiler.is_compiling() and outer and len(self._thread.entered) > outer[-1]:
             self._leave()
 
     def _leave(self) -> None:

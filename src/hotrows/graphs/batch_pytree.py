@@ -1,7 +1,6 @@
 """Batches, and what a step returns, as flat lists of their values, and back."""
 
 import dataclasses
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -83,12 +82,19 @@ def _flatten_dataclasses(values: list[Any], outer: Any) -> tuple[list[Any], _Wit
     return leaves, _WithDataclasses(outer, tuple(parts))
 
 
-@cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
     """The fields of a dataclass. None for other types, and for a dataclass that the user has registered as a pytree."""
-    if not dataclasses.is_dataclass(kind) or kind in pytree.SUPPORTED_NODES:
-        return None
-    return tuple(field.name for field in dataclasses.fields(kind))
+    try:
+        return _known[kind]
+    except KeyError:
+        is_registered = kind in pytree.SUPPORTED_NODES
+        is_separable = dataclasses.is_dataclass(kind) and not is_registered
+        names = tuple(field.name for field in dataclasses.fields(kind)) if is_separable else None
+        _known[kind] = names
+        return names
+
+
+_known: dict[type, tuple[str, ...] | None] = {}
 
 
 class LeafTypes:

@@ -1,13 +1,8 @@
-"""Dense optimizers in a captured step: how they are made capturable and restored, and whether they have changed.
-
-A captured step reads and writes the tensors that were there at the capture, and uses numbers as they were then. A
-learning rate may change if it is a tensor on the device. After any other change the step must be captured again.
-"""
+"""Dense optimizers in a captured step: which they are, how they are made capturable, and how that is undone."""
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from hotrows.graphs.optimizer_snapshot import OptimizerSnapshot
 from hotrows.optim import RowOptimizer
 
 CAPTURABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -78,7 +74,7 @@ class DenseOptimizers:
         self._device_type = device_type
         self._adapts = adapts
         self._all: dict[int, AdaptedOptimizer] | None = None
-        self._snapshots: list[_Snapshot] = []
+        self._snapshots: list[OptimizerSnapshot] = []
 
     def found(self, optimizers: dict[int, torch.optim.Optimizer]) -> None:
         """These optimizers took a step in a call. Raises `CannotCaptureError` if that cannot be captured."""
@@ -99,7 +95,10 @@ class DenseOptimizers:
 
     def note(self) -> None:
         """Note the state of the optimizers, for `are_unchanged`."""
-        self._snapshots = [_Snapshot(adapted) for adapted in (self._all or {}).values()]
+        self._snapshots = [
+            OptimizerSnapshot(adapted.optimizer, adapted.assign_rate if adapted.adapts else None)
+            for adapted in (self._all or {}).values()
+        ]
 
     def rate_versions(self) -> list[int]:
         """How often each learning rate was changed in place."""
@@ -212,101 +211,6 @@ class _GroupBefore:
         return rate if assigned is None or torch.tensor(assigned, dtype=torch.float32).item() != rate else assigned
 
 
-class _Snapshot:
-    """An optimizer at one time: its groups and their numbers, its parameters and its state, by identity and address."""
-
-    def __init__(self, adapted: AdaptedOptimizer) -> None:
-        self._adapted = adapted
-        optimizer = adapted.optimizer
-        self._optimizer = optimizer
-        self._state: dict[Tensor, dict[str, Any]] = optimizer.state
-        self._groups = list(optimizer.param_groups)
-        self.rates: list[Tensor] = [group["lr"] for group in self._groups]
-        self._numbers = [_numbers(group) for group in self._groups]
-        self._params = [_identities(group["params"]) for group in self._groups]
-        self._states = [
-            (param, self._state[param], [pair for pair in self._state[param].items() if isinstance(pair[1], Tensor)])
-            for group in self._groups
-            for param in group["params"]
-            if param in self._state
-        ]
-        # All objects are kept alive, so that no new object can have the identity of an old one.
-        self._objects, *self._facts = _everything(optimizer)
-
-    def holds(self) -> bool:
-        """True if nothing has changed that a captured step depends on.
-
-        This is called before every step and written for speed: nearly always nothing has changed at all.
-        """
-        objects, *facts = _everything(self._optimizer)
-        noted = self._objects
-        is_untouched = facts == self._facts and len(objects) == len(noted) and all(map(is_, objects, noted))
-        return is_untouched or self._still_holds()
-
-    def _still_holds(self) -> bool:
-        """True if what a captured step needs is there, although something has changed."""
-        optimizer, groups = self._optimizer, self._optimizer.param_groups  # loading a state makes new ones
-        if optimizer.state is not self._state or len(groups) != len(self._groups):
-            return False
-        for position, (group, noted, rate) in enumerate(zip(groups, self._groups, self.rates, strict=True)):
-            if group is not noted:
-                return False
-            if group["lr"] is not rate:
-                if not self._adapted.adapts:
-                    return False
-                self._adapted.assign_rate(position, rate)
-        for group, numbers, params in zip(groups, self._numbers, self._params, strict=True):
-            for name, number in numbers:
-                now = group.get(name)
-                if now is not number and (isinstance(now, Tensor) or now != number):
-                    return False
-            if _identities(group["params"]) != params:
-                return False
-        for param, state, parts in self._states:
-            if self._state.get(param, {}) is not state:
-                return False
-            for name, part in parts:
-                if state.get(name) is not part:
-                    return False
-        return True
-
-
-def _everything(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any], list[int], list[bool]]:
-    """All objects that an optimizer consists of, their names, the addresses of its parameters, and which of them train."""
-    objects: list[Any] = [optimizer.state]
-    names: list[Any] = []
-    addresses: list[int] = []
-    train: list[bool] = []
-    for group in optimizer.param_groups:
-        params = group["params"]
-        objects += (group,)
-        objects += group.values()
-        objects += params
-        names += group
-        addresses += map(Tensor.data_ptr, params)
-        train += map(_requires_grad, params)
-    for param, state in optimizer.state.items():
-        objects += (param, state)
-        if isinstance(state, dict):
-            objects += state.values()
-            names += state
-    return objects, names, addresses, train
-
-
-_requires_grad = attrgetter("requires_grad")
-
-
-def _identities(params: list[Tensor]) -> tuple[list[int], list[int], list[bool]]:
-    """Which parameters there are, their addresses, and which of them train."""
-    return [id(p) for p in params], [p.data_ptr() for p in params], [p.requires_grad for p in params]
-
-
-def _numbers(group: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The numbers that a step reads. The learning rate is a tensor, and a scheduler alone reads its first value."""
-    kept = group.keys() - {"params", "initial_lr"}
-    return [(name, group[name]) for name in kept if not isinstance(group[name], Tensor)]
-
-
 def make_capturable(optimizer: torch.optim.Optimizer) -> AdaptedOptimizer:
     """Adapt an optimizer to captures: PyTorch's fused implementation takes its steps, and their state is on the device.
 
@@ -346,4 +250,6 @@ def _check_settings(optimizer: torch.optim.Optimizer) -> None:
                 "adapt_optimizers=True do so"
             )
         if not group.get("capturable", True):
-            raise CannotCaptureError(f"{name} is not capturable: pass capturable=True, or let adapt_optimizers=True do so")
+            raise CannotCaptureError(
+                f"{name} is not capturable: pass capturable=True, or let adapt_optimizers=True do so"
+            )

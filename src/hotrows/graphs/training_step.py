@@ -73,8 +73,8 @@ def graphed(
     The result is that of the step itself, with the dense optimizer's formulas as PyTorch's fused implementation has
     them. What the step does in Python alone, such as counting and printing, happens only in its eager steps and in
     captures; a number that it reads from Python, such as a loss scale, stays what it was at the capture. Learning rates
-    may change. If its parameters or optimizers change otherwise, the step is captured again. The ids of the batch may be
-    passed to `bags` only.
+    may change. If its parameters or optimizers change otherwise, the step is captured again. The ids of the batch may
+    be passed to `bags` only.
 
     A step is replayed if its batch has one id per bag and the loop looks ahead. `GraphedStep.reason` says why a step
     never is. Without CUDA every step runs eagerly.
@@ -108,7 +108,7 @@ class GraphedStep(Generic[B, T]):
     Call it with a batch. It is also a context manager that closes it.
 
     Attributes:
-        reason: why steps run eagerly from now on. None while a step is replayed whenever its batch permits it.
+        reason: why all steps run eagerly from now on. None while a step is replayed whenever its batch permits it.
         num_replayed: how many steps were replayed.
         num_eager: how many steps ran eagerly.
     """
@@ -169,7 +169,7 @@ class GraphedStep(Generic[B, T]):
         Learning rates keep their present values, and are numbers again if they were before. Optimizers go on training
         from the state that they have.
         """
-        self.reason = "it was closed"
+        self.reason = self.reason or "it was closed"
         self._override.close()
         if self._streams is not None:
             self._streams.follow(current_stream(self._bags.device))  # the last replay may be in another stream

@@ -68,7 +68,11 @@ class GraphPlanning:
         """Give a batch a request buffer; None if its shape does not suit the graph, or no buffer is free."""
         scheduler, graph = self._scheduler, self.graph
         is_separate = scheduler.is_separate
-        if graph is None or not graph.accepts(ids, self._depth, self._window) or (is_separate and graph.max_coalesced > 1):
+        if (
+            graph is None
+            or not graph.accepts(ids, self._depth, self._window)
+            or (is_separate and graph.max_coalesced > 1)
+        ):
             graph = self._make_graph(ids, columns)
             if graph is None:
                 return None
@@ -173,7 +177,9 @@ class GraphPlanning:
         takes_announcement = not soon or graph.max_coalesced > 1 or self._to_announce is coalesced
         event, (last, scanned_all) = self._replay(arguments, (*last_uses, *released), takes_announcement)
         leader = None
-        for plan_number, planned, plan_buffer in zip(count(last + 1 - len(tickets)), tickets, plan_buffers, strict=False):
+        for plan_number, planned, plan_buffer in zip(
+            count(last + 1 - len(tickets)), tickets, plan_buffers, strict=False
+        ):
             planned.plan = graph.plan_in(
                 plan_buffer, plan_number, None if leader else number, 0 if leader else num_rows, scanned_all
             )

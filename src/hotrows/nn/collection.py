@@ -13,8 +13,8 @@ from hotrows.cache.policies import Policy
 from hotrows.cache.transfer import Transfer
 from hotrows.loop.ticket import CheckedRows
 from hotrows.nn.base import CachedModule
-from hotrows.nn.table_set import TableSet
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
+from hotrows.nn.table_set import TableSet
 from hotrows.nn.unique_ids import Deduplicated, split_by_table
 from hotrows.ops.unique import unique_rows
 from hotrows.optim import RowOptimizer

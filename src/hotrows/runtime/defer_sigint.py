@@ -9,7 +9,7 @@ from types import FrameType
 
 @contextmanager
 def defer_sigint() -> Iterator[None]:
-    """Deliver a SIGINT that arrives inside when the block ends, if half of the block's work would be worse than none."""
+    """Deliver a SIGINT that arrives inside when the block ends: half of the block's work would be worse than none."""
     before = signal.getsignal(signal.SIGINT)
     # None: a handler that was not installed from Python, which Python cannot restore.
     if threading.current_thread() is not threading.main_thread() or before is None:

@@ -22,9 +22,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
-def make_strategy(
-    name: str, cache: CacheSettings, options: Any = None, data: DataKnowledge | None = None
-) -> Strategy:
+def make_strategy(name: str, cache: CacheSettings, options: Any = None, data: DataKnowledge | None = None) -> Strategy:
     """Make a strategy by its name; see `Strategy` for the arguments."""
     return strategy_type(name)(cache, options, data)
 

@@ -13,7 +13,7 @@ from hotrows.batch import Batch, Jagged
 from hotrows.data.read_ahead import iterate_ahead_if_slow
 from hotrows.data.schema import DataSet, Loader
 from hotrows.dense.bce_loss import bce_loss
-from hotrows.dense.optimizer_override import optimizer_override
+from hotrows.dense.optimizer_override import OptimizerOverride
 from hotrows.graphs.capturable_optimizers import CannotCaptureError, make_capturable
 from hotrows.graphs.training_step import graphed
 from hotrows.nn.collection import EmbeddingBagCollection
@@ -94,8 +94,10 @@ class Trainer:
         self._observers = observers
         self._timeline = timeline
         self._log = StepLog(parts.bags, timeline)
-        self.graphed = graphed(self._step, parts.bags) if config.train.graphs else None
-        self._run_step: Callable[[Batch], Tensor] = self.graphed or optimizer_override()(self._step)
+        # Every step is computed by the same kernels, also if the training step is not captured.
+        step = OptimizerOverride(parts.dense_optimizer)(self._step)
+        self.graphed = graphed(step, parts.bags, dense_kernels=False) if config.train.graphs else None
+        self._run_step: Callable[[Batch], Tensor] = self.graphed or step
 
     def train(self) -> Outcome:
         """Train, evaluate, and write every row back to the store. Ctrl-C ends training early and keeps its result."""

@@ -175,7 +175,9 @@ class EagerPlanner:
         overflow_rows, _, num_overflow = _compact(overflows, miss_rows)
         overflow_slot = num_slots + torch.cumsum(overflows, 0, dtype=torch.int32) - 1
         given = torch.where(placed, chosen, torch.where(overflows, overflow_slot, NO_SLOT))
-        row_slots = torch.cat([found, found.new_full((1,), NO_SLOT)])  # the last entry takes writes that must not happen
+        row_slots = torch.cat(
+            [found, found.new_full((1,), NO_SLOT)]
+        )  # the last entry takes writes that must not happen
         row_slots[torch.where(wanted, miss_position, num_rows)] = given
         move_out = torch.where(placed, self.slots.row[self.slots.or_beyond(chosen)], NO_ROW)
         counts = [

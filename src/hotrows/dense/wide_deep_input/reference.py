@@ -5,7 +5,9 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def wide_deep_input(dense: Tensor, embedded: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def wide_deep_input(
+    dense: Tensor, embedded: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
     vectors, weights = embedded[..., :-1], embedded[..., -1]  # [B, F, D], [B, F]
     wide = weights.sum(1)
     if weight is not None:
