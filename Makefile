@@ -4,10 +4,10 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: help demo test lint
+.PHONY: help demo test lint gpu-test mutations
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 8
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 8
 
 demo: $(INSTALLED) ## train with all rows on the device and with 1.5% of them (identical), then a click log end to end
 	@$(BIN)/python examples/identical.py
@@ -15,6 +15,12 @@ demo: $(INSTALLED) ## train with all rows on the device and with 1.5% of them (i
 
 test: $(INSTALLED) ## run all tests; ARGS go to pytest
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+gpu-test: ## run the GPU tests in parallel on a machine with a GPU, and record what was found; needs no .venv
+	@PYTHONPATH=src $(PYTHON) tools/gpu_test.py $(ARGS)
+
+mutations: $(INSTALLED) ## take each rule of the exactness argument out of the code, and see that a test fails
+	@$(BIN)/python tools/mutations.py $(ARGS)
 
 lint: $(INSTALLED) ## check style and types
 	@$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""Where and with what a benchmark ran, and the file its results go to."""
+"""The hardware, versions and commit of a benchmark, and the file of its results."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ import hotrows
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
-    """Hardware, versions and commit of this run."""
+    """The hardware, versions and commit of this run."""
     return {
         "hardware": hardware(device),
         "python": platform.python_version(),
@@ -26,7 +26,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
 
 
 def checked_device(parser: argparse.ArgumentParser, name: str) -> torch.device:
-    """The device of a name that was given as --device; says where there is none."""
+    """The device that was given as --device. Ends the program if there is none."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {name}: PyTorch sees no CUDA device here, use --device cpu")
     return torch.device(name)
@@ -38,7 +38,10 @@ def hardware(device: str) -> str:
 
 
 def commit() -> str:
-    """The commit of the working tree, marked where files differ from it; of a copy of one what it is told."""
+    """The commit of the working tree, marked as dirty if files differ from it.
+
+    A copy of a working tree takes it from the variable HOTROWS_COMMIT.
+    """
     if "HOTROWS_COMMIT" in os.environ:
         return os.environ["HOTROWS_COMMIT"]
     try:

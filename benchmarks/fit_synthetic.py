@@ -1,9 +1,10 @@
 """Which skew do the tables of a log have? Prints the constants of src/hotrows/data/shapes.py.
 
-Per column, the exponent and the offset of `Skew` are those whose expected shares of unique ids in batches, and whose
-shares of the first 1, 4, 16, 64 and 256 ids, come closest to the log's. With --keeps, all tables of more than 1,000 ids
-then get an exponent larger by one number and an offset larger by one factor, so that deduplication over all tables
-keeps these shares at batch 1024, 2048, … (a sample of a log repeats its ids less than the log does).
+The exponent and the offset of a column's `Skew` are those that come closest to the log in the expected shares of unique
+ids in batches, and in the shares of the first 1, 4, 16, 64 and 256 ids. With --keeps, the exponents of all tables of
+more than 1,000 ids are increased by the same number and their offsets multiplied by the same factor, so that
+deduplication over all tables keeps the given shares at batch 1024, 2048, … (a sample repeats its ids less than the
+whole log).
 """
 
 import argparse
@@ -79,7 +80,7 @@ def fit(values: NDArray[np.object_], num_ids: int, batches: NDArray[np.int64]) -
 
 
 def kept(skew: Skew, num_ids: int, batches: NDArray[np.int64]) -> Floats:
-    """Expected unique ids over lookups; beyond the first thousand, ids of about the same share are taken together."""
+    """Expected unique ids over lookups. Beyond the first thousand, ids of about the same share are grouped."""
     edges = np.arange(min(num_ids, 1000) + 1)
     if num_ids > 1000:
         edges = np.unique(np.concatenate([edges, np.geomspace(1000, num_ids, 1500).astype(np.int64), [num_ids]]))
@@ -97,7 +98,7 @@ def shifted(skews: list[Skew], sizes: list[int], more: Floats) -> list[Skew]:
 
 
 def minimize(miss: Callable[[Floats], float], starts: "itertools.product[float]", tries: int = 400) -> Floats:
-    """A random walk that only goes down, from the best start, with steps that shrink."""
+    """Minimize by a random walk from the best start. It takes only steps that go down, and its steps shrink."""
     random = np.random.default_rng(0)
     best = min((np.array(start) for start in starts), key=miss)
     least, step = miss(best), 0.3

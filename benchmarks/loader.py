@@ -1,15 +1,15 @@
-"""How many samples a second do the loader and prepare give, next to pandas on the same files?
+"""How many samples per second do the loader and prepare reach, compared with pandas on the same files?
 
-Makes a log of Criteo Kaggle's shape (13 numbers, 26 ids, from the synthetic data set), and goes through it once on two
-cores with each contestant, in its own process, from opening the files to the last batch of tensors:
+Makes a log of Criteo Kaggle's shape (13 numbers, 26 ids, from the synthetic data set). Each contestant reads it once on
+two cores, in a process of its own, from opening the files to the last batch of tensors:
 
 - hotrows: the loader, over Parquet shards in the format of `hotrows prepare`;
-- pandas: `read_parquet` of the same files, cut into batches by slicing (`sample(frac=1)` before, where shuffled);
-- pandas, raw log: `read_csv` of the same samples as Criteo's tab-separated text, ids as hexadecimal text, which it
-  still has to number (`factorize`) each time.
+- pandas: `read_parquet` of the same files, sliced into batches (after `sample(frac=1)` if shuffled);
+- pandas, raw log: `read_csv` of the same samples as Criteo's tab-separated text. Ids are hexadecimal text there, which
+  is numbered (`factorize`) each time.
 
-Memory is the largest resident size of the process above what it had after the imports. Before that comes prepare,
-as `benchmarks/prepare.py` compares it. The exit code is 1 if a wanted figure is missed.
+Memory is the largest resident size of the process, less its size after the imports. First of all, prepare is compared
+by `benchmarks/prepare.py`. The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 CORES = 2
-LEAST_SPEEDUP = 5.0
+MIN_SPEEDUP = 5.0
 NUM_DENSE, NUM_IDS = 13, 26
 DENSE = [f"I{i + 1}" for i in range(NUM_DENSE)]
 IDS = [f"C{i + 1}" for i in range(NUM_IDS)]
@@ -70,7 +70,7 @@ def _slices(frame: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
     for start in range(0, len(frame), batch_size):
         part = frame.iloc[start : start + batch_size]
         yield (
-            torch.tensor(part[DENSE].to_numpy(np.float32)),  # copied: pandas gives arrays that must not be written to
+            torch.tensor(part[DENSE].to_numpy(np.float32)),  # a copy, because the arrays of pandas are read-only
             torch.from_numpy(part[IDS].to_numpy(np.int64)),
             torch.tensor(part["label"].to_numpy()),
         )
@@ -103,7 +103,7 @@ def main() -> int:
     environment = describe()
     print_heading(__doc__.splitlines()[0], environment)
     prepared: dict[str, Any] = {}
-    if not arguments.no_prepare:  # first, while this process is small: it measures memory with `getrusage`
+    if not arguments.no_prepare:  # it comes first, while this process is small: it measures memory with `getrusage`
         prepared = run_prepare(arguments.prepare_rows, arguments.repeats, arguments.limit_mb)
     with tempfile.TemporaryDirectory() as made:
         results = load(Path(made), arguments.samples, arguments.batch_sizes, arguments.repeats)
@@ -111,17 +111,17 @@ def main() -> int:
         found = {"samples": arguments.samples, "results": results, "prepare": prepared}
         write_json(arguments.json, environment, found)
     missed = [
-        f"loader, batch {row['batch_size']} {_order(row['shuffle'])}: {row['ratio']:.2f}x, at least {LEAST_SPEEDUP:g}x"
+        f"loader, batch {row['batch_size']} {_order(row['shuffle'])}: {row['ratio']:.2f}x, at least {MIN_SPEEDUP:g}x"
         for row in results
-        if row["contestant"] == "hotrows" and row["ratio"] < LEAST_SPEEDUP
+        if row["contestant"] == "hotrows" and row["ratio"] < MIN_SPEEDUP
     ]
     missed += [f"prepare, {part}" for part, result in prepared.items() if not result["enough"]]
-    print(f"\nmissed: {'; '.join(missed)}" if missed else "\nall that was wanted is reached")
+    print(f"\nmissed: {'; '.join(missed)}" if missed else "\nall targets are met")
     return 1 if missed else 0
 
 
 def load(directory: Path, samples: int, batch_sizes: Sequence[int], repeats: int) -> list[dict[str, Any]]:
-    """Print and answer a row for each contestant, batch size and order."""
+    """Print and return a row for each contestant, batch size and order."""
     size = write_log(directory, samples)
     print(f"loader, an epoch of {samples:,} samples on {CORES} cores")
     print(f"Parquet {size / 2**20:,.0f} MiB; the raw log has every {RAW_SHARE}th sample\n")
@@ -143,7 +143,7 @@ def load(directory: Path, samples: int, batch_sizes: Sequence[int], repeats: int
 
 
 def run_prepare(num_rows: int, repeats: int, limit_mb: int) -> dict[str, Any]:
-    """What `benchmarks/prepare.py` finds, by part."""
+    """The results of `benchmarks/prepare.py`, by part."""
     import prepare
 
     print("prepare", flush=True)
@@ -160,13 +160,13 @@ def _order(shuffle: bool) -> str:
 
 
 def compare(directory: Path, batch_size: int, shuffle: bool, repeats: int) -> dict[str, dict[str, float]]:
-    """Contestants take turns, so that whatever else the machine does hits all of them."""
+    """Run the contestants alternately, so that other work on the machine affects all of them."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
     for _, name in itertools.product(range(repeats), CONTESTANTS):
         command = [sys.executable, __file__, "--one", name, str(directory), str(batch_size), str(shuffle)]
         threads = {"OMP_NUM_THREADS": str(CORES), "ARROW_NUM_THREADS": str(CORES)}
-        answer = subprocess.run(command, env={**os.environ, **threads}, check=True, capture_output=True, text=True)
-        runs[name].append(json.loads(answer.stdout))
+        done = subprocess.run(command, env={**os.environ, **threads}, check=True, capture_output=True, text=True)
+        runs[name].append(json.loads(done.stdout))
     return {name: {key: statistics.median(r[key] for r in found) for key in found[0]} for name, found in runs.items()}
 
 
@@ -191,13 +191,13 @@ def go_through(name: str, directory: Path, batch_size: int, shuffle: bool) -> di
 
 
 def largest_resident_size() -> int:
-    """Bytes, of this program alone: `getrusage` would also tell of the process that started it."""
+    """The bytes of this process alone: `getrusage` would also count the process that started it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def write_log(directory: Path, samples: int) -> int:
-    """Write the shards and the text file; answers the bytes of the shards."""
+    """Write the shards and the text file. Returns the bytes of the shards."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq

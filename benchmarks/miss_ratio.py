@@ -1,7 +1,8 @@
-"""Is the miss-ratio curve of `hotrows profile`, from a sample of the rows, what the simulator counts over all of them?
+"""Does the miss-ratio curve of `hotrows profile`, from a sample of the rows, agree with the simulator over all rows?
 
-Profiles the Kaggle-shaped synthetic set, then runs an LRU cache of eight of the sizes it shows over the same batches.
-Exit code 1 where the curve is two points or more off, or deduplication is not 26, 21, 17 and 13% within a point.
+Profiles the synthetic data set of Kaggle's shape, then simulates an LRU cache of eight of the profile's sizes over the
+same batches. The exit code is 1 if the curve is off by two points or more, or if deduplication is not within a point of
+26, 21, 17 and 13%.
 """
 
 import argparse

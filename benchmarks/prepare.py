@@ -1,9 +1,9 @@
-"""How fast does prepare read a Criteo log next to pandas, and does it keep to its memory limit?
+"""How fast does prepare read a Criteo log compared with pandas, and does it keep to its memory limit?
 
-Both make the same data set of the same generated file: log(1 + x) of the integers, ids by falling frequency in the
-first 80% of the rows with rare and missing ids, Parquet for three splits. pandas does it with value_counts and map, its
-fastest way. Each runs in a process of its own, with imports outside the time. The second part prepares a file of three
-times the memory limit.
+Both make the same data set from the same generated file: log(1 + x) of the integers, ids by falling frequency in the
+first 80% of the rows with rare and missing ids, and Parquet for three splits. pandas does it with value_counts and map,
+which is its fastest way. Each runs in a process of its own, and imports are not timed. The second part prepares a file
+of three times the memory limit.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from typing import Any
 from environment import describe, print_heading, write_json
 
 MIN_COUNT = 2
-LEAST_SPEEDUP = 3.0
-ROOM = 1_000_000_000  # bytes over the memory limit that a process may use
+MIN_SPEEDUP = 3.0
+EXTRA_BYTES = 1_000_000_000  # a process may use this much more than the memory limit
 
 
 def with_hotrows(log: Path, out: Path, memory_limit: str) -> float:
@@ -70,7 +70,7 @@ WAYS = {"hotrows": with_hotrows, "pandas": with_pandas}
 
 
 def run(way: str, log: Path, memory_limit: str) -> dict[str, float]:
-    """Seconds and peak memory of one way, in a process of its own."""
+    """The seconds and the peak memory of one contestant, in a process of its own."""
     command = [sys.executable, __file__, "--way", way, "--log", str(log), "--memory-limit", memory_limit]
     found = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, float] = json.loads(found.stdout.splitlines()[-1])
@@ -103,9 +103,9 @@ def compare(directory: Path, num_rows: int, repeats: int) -> dict[str, Any]:
         times = f"{result['seconds']:10.2f}{result['cpu_seconds']:10.2f}"
         print(f"{way:10}{rate:12,.0f}{times}{result['peak_bytes'] / 1e6:10,.0f}")
     speedup = best["pandas"]["seconds"] / best["hotrows"]["seconds"]
-    print(f"hotrows / pandas: {speedup:.2f}x (at least {LEAST_SPEEDUP:g}x)")
+    print(f"hotrows / pandas: {speedup:.2f}x (at least {MIN_SPEEDUP:g}x)")
     log.unlink()
-    return {"num_rows": num_rows, "best": best, "speedup": speedup, "enough": speedup >= LEAST_SPEEDUP}
+    return {"num_rows": num_rows, "best": best, "speedup": speedup, "enough": speedup >= MIN_SPEEDUP}
 
 
 def fill_memory(directory: Path, limit_mb: int) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def fill_memory(directory: Path, limit_mb: int) -> dict[str, Any]:
     result = run("hotrows", log, f"{limit_mb}MB")
     size, peak = log.stat().st_size, result["peak_bytes"]
     log.unlink()
-    enough = peak < limit_mb * 1_000_000 + ROOM
+    enough = peak < limit_mb * 1_000_000 + EXTRA_BYTES
     print(
         f"\nlimit {limit_mb:,} MB, file {size / 1e6:,.0f} MB ({num_rows:,} rows): peak {peak / 1e6:,.0f} MB "
         f"(at most limit + 1,000), {num_rows / result['seconds']:,.0f} rows/s"

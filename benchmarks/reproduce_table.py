@@ -1,8 +1,8 @@
-"""What `hotrows reproduce` found, as one page of tables for each paper.
+"""Makes a page of tables for each paper from the results of `hotrows reproduce`.
 
 `python benchmarks/reproduce_table.py` reads every JSON file under benchmarks/results/reproduce and writes
-docs/results/PAPER.md. Do not edit these pages by hand: tests/benchmarks/test_reproduce_table.py compares them with what
-this script makes of the JSON files.
+docs/results/PAPER.md. Do not edit these pages by hand: tests/benchmarks/test_reproduce_table.py compares them with the
+output of this script.
 """
 
 import argparse
@@ -20,23 +20,24 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "reproduce"
 PAGES = ROOT / "docs" / "results"
 TITLES = {"freqcache": "FreqCache", "heca": "HECA"}
-RUNS = {  # folder under the results → how its sections are called, in the order of the page
+RUNS = {  # folder under the results → title of its sections, in the order of the page
     "h200-full": "H200, full scale",
     "cpu-small": "2 CPU cores, small scale",
 }
 ABOUT = """\
-*{title}*, its tables and figures run again by `hotrows reproduce`.
+The tables and figures of *{title}*, measured again by `hotrows reproduce`.
 
-What they show, and the reason for each **NO**, is in [papers.md](../papers.md). This page is made by
+[papers.md](../papers.md) says what they show, and gives the reason for each **NO**. This page is made by
 `benchmarks/reproduce_table.py` from the JSON files in
-[benchmarks/results/reproduce](../../benchmarks/results/reproduce), which also name the commit and the versions of a run.
+[benchmarks/results/reproduce](../../benchmarks/results/reproduce), which also have the commit and the versions of a
+run.
 
-*Not readable* are published values that are only drawn, not printed. Times of a small scale on a CPU say nothing about
-a GPU: there the CPU is host and device at once, and times vary by ten percent and more from run to run."""
+A published value is *not readable* if it is only drawn, not printed. Times of a small scale on a CPU say nothing about
+a GPU: the CPU is host and device at once, and its times vary by ten percent and more from run to run."""
 
 
 def render_page(paper: str, results: Path) -> str:
-    """The page of one paper: a section for each figure, and in it a section for each run that has the figure."""
+    """The page of one paper. Each figure has a section, and in it a section for each run that has the figure."""
     sections = []
     for experiment in PAPERS[paper].experiments:
         runs = []
@@ -53,7 +54,7 @@ def render_page(paper: str, results: Path) -> str:
 
 
 def render_figure(found: dict[str, Any]) -> str:
-    """What one run found: where it ran, the table, whether each claim holds, and notes."""
+    """One figure of one run: the hardware, the table, whether each claim holds, and notes."""
     environment = found["environment"]
     settings = ", ".join(f"{key} {value}" for key, value in found["settings"].items())
     columns = [Column(**column) for column in found["columns"]]

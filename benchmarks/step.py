@@ -195,7 +195,7 @@ class _Runner:
         return "failed" not in point["systems"][key]
 
     def _fail_rest(self, key: str, failed: dict[str, Any]) -> None:
-        """Mark the later batch sizes of a system that failed: its state is not valid any more."""
+        """Report the later batch sizes of a system as failed too: its state is not valid any more."""
         for point in self.points[self.points.index(failed) + 1 :]:
             point["systems"][key] = {"failed": f"not run: it failed at batch {failed['batch_size']}"}
 

@@ -1,4 +1,4 @@
-"""Bounded Zipf-distributed rows, numbered so that a row's number does not tell its rank."""
+"""Bounded Zipf-distributed rows. Their numbers are random, so that a row's number does not reveal its rank."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Zipf:
-    """Draws rows 0 … num_rows − 1, the one of rank k in proportion to k^−exponent."""
+    """Draws rows 0 … num_rows − 1. The probability of the row of rank k is in proportion to k^−exponent."""
 
     def __init__(self, num_rows: int, exponent: float, seed: int = 0) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -17,22 +17,22 @@ class Zipf:
 
     @property
     def counts(self) -> Tensor:
-        """What is expected to be drawn, up to a factor: the best that past data can tell of the future, [num_rows]."""
+        """The expected counts of the rows up to a factor, [num_rows]. Past data cannot predict better."""
         counts = torch.empty(self._row_of_rank.numel())
         counts[self._row_of_rank] = torch.arange(counts.numel(), 0, -1, dtype=counts.dtype)
         return counts
 
     def draw(self, shape: Sequence[int]) -> Tensor:
-        """int64 rows."""
+        """Draw rows, int64 of this shape."""
         drawn = torch.rand(tuple(shape), dtype=torch.float64, generator=self._generator)
         rank = torch.searchsorted(self._cumulative, drawn).clamp(max=self._row_of_rank.numel() - 1)
         return self._row_of_rank[rank]
 
 
 def draw_ranks(sizes: Sequence[int], shape: Sequence[int], exponent: float, generator: torch.Generator) -> Tensor:
-    """int64 [*shape, F] on the generator's device: column t is Zipf-distributed over 0 … sizes[t] − 1, small is hot.
+    """Draw int64 [*shape, F] on the generator's device. Column t is Zipf-distributed over 0 … sizes[t] − 1, 0 first.
 
-    From the inverse of the continuous distribution, so that nothing in proportion to the sizes is made.
+    It inverts the continuous distribution, which takes no memory in proportion to the sizes.
     """
     ranks = torch.empty(*shape, len(sizes), dtype=torch.int64, device=generator.device)
     for column, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""From a raw click log to a trained, measured model, with 1.5% of the rows on the device: every step of the program."""
+"""The program step by step, from a raw click log to a measured model trained with 1.5% of the rows on the device."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ WORK = Path("runs/demo")
 
 
 def step(title: str, *arguments: str) -> None:
-    """Run the program as a user would, and stop where it does."""
+    """Run the program as a user would, and stop if it fails."""
     print(f"\n\033[1m{title}\033[0m\n$ hotrows {' '.join(arguments)}", flush=True)
     finished = subprocess.run([sys.executable, "-m", "hotrows.cli.main", *arguments])
     if finished.returncode:

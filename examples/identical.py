@@ -23,7 +23,7 @@ SEED = 0
 
 
 class Clicks:
-    """Synthetic clicks: Zipf-distributed ids, labels drawn from a hidden model. The same batches on every pass."""
+    """Synthetic clicks with Zipf-distributed ids and labels from a hidden model. Every pass has the same batches."""
 
     def __init__(self, num_batches: int, device: torch.device) -> None:
         self.num_batches = num_batches
@@ -55,7 +55,7 @@ class Clicks:
 
 
 class ClickModel(nn.Module):
-    """A small DLRM: an MLP for the dense features, dot products between all features, an MLP for the answer."""
+    """A small DLRM: an MLP for the dense features, dot products between all features, and an MLP for the logit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,12 +72,12 @@ class ClickModel(nn.Module):
 
 @dataclass
 class Run:
-    """What is left of a training run."""
+    """The results of a training run."""
 
     bags: hotrows.EmbeddingBagCollection
     model: ClickModel
     losses: Tensor  # [steps]
-    samples_per_second: float  # after the first tenth of the steps, when kernels are compiled and the cache has filled
+    samples_per_second: float  # without the first tenth of the steps, which compile kernels and fill the cache
 
 
 def train(clicks: Clicks, cache: str, looks_ahead: bool) -> Run:
@@ -114,7 +114,7 @@ def train(clicks: Clicks, cache: str, looks_ahead: bool) -> Run:
 
 
 def differences(one: Run, other: Run) -> list[str]:
-    """Names of the tables, optimizer states, parameters and losses that are not the same, bit by bit."""
+    """Names of the tables, optimizer states, parameters and losses whose bits differ."""
     different = []
     for table in one.bags.tables:
         if not torch.equal(one.bags.weight(table.name), other.bags.weight(table.name)):
@@ -132,7 +132,7 @@ def differences(one: Run, other: Run) -> list[str]:
 
 
 def trained_rows(run: Run) -> int:
-    """Rows that any batch has used: those with a squared gradient in their Adagrad state."""
+    """The number of rows that a batch has used. They have a squared gradient in their Adagrad state."""
     return sum(int(run.bags.row_state(table.name)["sum"].any(1).sum()) for table in run.bags.tables)
 
 
@@ -146,7 +146,7 @@ def print_table(whole: Run, cached: Run) -> None:
     def column(run: Run) -> list[str]:
         stats = run.bags.stats()
         return [
-            f"{sum(group.num_slots for group in run.bags.groups):,}",
+            f"{sum(cache.num_slots for cache in run.bags.caches):,}",
             f"{run.losses[:part].mean():.4f}",
             f"{run.losses[-part:].mean():.4f}",
             f"{stats.hit_rate:.1%}",
@@ -165,7 +165,7 @@ def print_table(whole: Run, cached: Run) -> None:
         "moved in (host memory → device)",
         "moved out (device → host memory)",
         "stalls (batches that waited for rows)",
-        "overflow (rows the cache had no room for)",
+        "overflow (rows without a slot)",
         "samples per second",
     ]
     print(f"\n{'':42}{'all rows':>16}{f'cache {CACHE}':>16}")
@@ -195,7 +195,7 @@ def main() -> int:
     cached = train(clicks, cache=CACHE, looks_ahead=True)
 
     print_table(whole, cached)
-    print(f"\n{trained_rows(cached):,} rows were used; each must come in at least once, even where all have room.")
+    print(f"\n{trained_rows(cached):,} rows were used. Each of them is moved in at least once, with any cache.")
     if arguments.device == "cpu":
         print("On a CPU the 'device' is host memory too: samples per second say nothing about a GPU.")
     different = differences(whole, cached)

@@ -41,8 +41,8 @@ def example() -> str:
         plan_of[name] = plan.plan_number
         found = ", ".join(map(str, plan.slots.tolist())) if counts.fits else "none"
         lines.append(
-            f"| plan {plan.plan_number}: {name} | {index_of(planner)} | {slots_of(planner)} | {found} | {moves_of(plan)} "
-            f"| {readback_of(counts)} |"
+            f"| plan {plan.plan_number}: {name} | {index_of(planner)} | {slots_of(planner)} | {found} "
+            f"| {moves_of(plan)} | {readback_of(counts)} |"
         )
     return "\n".join(lines)
 

@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "hotrows"
-NUM_BATCHES, TRACED = 24, 12  # the traced batch is behind the beginning of the loop and before its end
-DEPTH, WINDOW, BATCH_SIZE = 2, 8, 16
-ROWS, SLOTS = 1000, 400
+NUM_BATCHES, TRACED = 10, 4  # the traced batch is behind the beginning of the loop and before its end
+DEPTH, WINDOW, BATCH_SIZE = 1, 5, 8
+ROWS, SLOTS = 1000, 200
 
 
 class Call(NamedTuple):
@@ -36,8 +36,10 @@ class Call(NamedTuple):
 
 
 class Tracer:
-    """Notes each function of the package when it is first called, while `is_on`. Functions within functions are part of
-    the outermost one."""
+    """Notes each function of the package when it is first called, while `is_on`.
+
+    Functions within functions are part of the outermost one.
+    """
 
     def __init__(self) -> None:
         self.is_on = False

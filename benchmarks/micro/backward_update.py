@@ -1,8 +1,8 @@
 """How close does the update of a batch's rows come to reading its gradients once?
 
-Times `update_rows`, and `add_up` with `row_update` after it, by replaying a CUDA graph, for batches with one lookup in
-each table of Criteo-Kaggle. Both must leave the same bits. Bytes are the fewest possible: every gradient read, every
-record of the batch read and written.
+Times `backward_update`, and `segment_sum` followed by `row_optimizer`, as replays of a CUDA graph, for batches with one
+lookup in each table of Criteo Kaggle. Both must have the same bits. Bytes are the fewest possible: every gradient is
+read once, and every record of the batch is read and written once.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hotrows.ops.backward_update import kernel
-from hotrows.ops.row_optimizer import numbers
+from hotrows.ops.row_optimizer import coefficients
 from hotrows.ops.row_optimizer.kernel import row_optimizer
 from hotrows.ops.segment_sum.kernel import segment_sum
 from hotrows.ops.unique import unique_rows
@@ -24,15 +24,15 @@ SIZES = [
 ]  # fmt: skip
 EXPONENT = 1.18
 NUM_SLOTS = 506_000
-RULES = {"sgd": (1, (0.1, 0.0)), "adam": (3, (0.001, 0.9, 0.999, 1e-8))}  # words per weight, numbers
-# of `kernel`; what is not named is as it is there
+RULES = {"sgd": (1, (0.1, 0.0)), "adam": (3, (0.001, 0.9, 0.999, 1e-8))}  # words per weight, hyperparameters
+# Constants of `kernel` to try. Those that a variant does not name keep their values.
 VARIANTS: list[dict[str, int]] = [
     {},
-    {"_TOGETHER": 4},
-    {"_TOGETHER": 16},
+    {"_RECORDS_IN_FLIGHT": 4},
+    {"_RECORDS_IN_FLIGHT": 16},
     {"_CHUNK": 8},
-    {"_STRETCH": 8},
-    {"_STRETCH": 32},
+    {"_SUPERBLOCK": 8},
+    {"_SUPERBLOCK": 32},
     {"_BLOCK": 32},
     {"_BLOCK": 32, "_CHUNK": 32},
     {"_BLOCK": 64},
@@ -40,7 +40,7 @@ VARIANTS: list[dict[str, int]] = [
 
 
 class Subject:
-    """A batch and a cache that its rows are in."""
+    """A batch, and a cache that contains its rows."""
 
     def __init__(self, batch_size: int, dim: int, rule: str, dtype: torch.dtype, generator: torch.Generator) -> None:
         self.rule, self.dim = rule, dim
@@ -52,7 +52,7 @@ class Subject:
         self.order, self.starts, self.num = unique.order, unique.starts, unique.num
         self.num_rows = int(self.num)
         words_per_weight, hyper = RULES[rule]
-        self.hyper = torch.tensor(numbers(rule, hyper), device="cuda")
+        self.hyper = torch.tensor(coefficients(rule, hyper), device="cuda")
         self.cache = torch.rand(NUM_SLOTS, words_per_weight * dim, device="cuda", generator=generator)
         slots = torch.randperm(NUM_SLOTS, device="cuda", generator=generator)[: self.num_rows].int()
         self.row_slots = torch.full((self.order.numel(),), -1, dtype=torch.int32, device="cuda")
@@ -75,12 +75,12 @@ class Subject:
         row_optimizer(self.rule, self.cache, self.row_slots, grads, self.num, self.dim, self.hyper)
 
     def after(self, work: Callable[[Tensor], None], first_row: Tensor) -> Tensor:
-        """The cache after the work, which is then undone."""
+        """The cache after the work. The subject's cache does not change."""
         before = self.cache.clone()
         work(first_row)
-        answer = self.cache
+        found = self.cache
         self.cache = before
-        return answer
+        return found
 
 
 def _zipf(count: int, num_rows: int, generator: torch.Generator) -> Tensor:
@@ -90,7 +90,7 @@ def _zipf(count: int, num_rows: int, generator: torch.Generator) -> Tensor:
 
 
 def microseconds(work: Callable[[], None], seconds: float) -> float:
-    """Median time of a replay. What the work reads has left the L2 cache before each."""
+    """The median time of a replay. The L2 cache is flushed before each."""
     work()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -111,10 +111,11 @@ def microseconds(work: Callable[[], None], seconds: float) -> float:
 
 
 def apply(variant: dict[str, int], rule: str) -> Callable[[], None]:
-    """Set the constants of the kernels; returns what sets them back."""
+    """Set constants of the kernels. Returns a function that restores them."""
     old = {name: getattr(kernel, name) for name in variant}
     for name, value in variant.items():
-        setattr(kernel, name, {**kernel._TOGETHER, rule: value} if name == "_TOGETHER" else value)
+        by_rule = name == "_RECORDS_IN_FLIGHT"
+        setattr(kernel, name, {**kernel._RECORDS_IN_FLIGHT, rule: value} if by_rule else value)
 
     def undo() -> None:
         for name, value in old.items():
@@ -129,7 +130,7 @@ def show(*cells: object) -> None:
 
 
 def measure(subject: Subject, batch_size: int, variants: list[dict[str, int]], seconds: float) -> bool:
-    """Print a line for each way to do it. Returns whether the bits were the same."""
+    """Print a line for each variant. Returns True if all bits are the same."""
     same = True
     about = (f"{batch_size:,}", subject.rule, f"{subject.order.numel():,}", f"{subject.num_rows:,}")
     for variant in variants:
@@ -137,9 +138,9 @@ def measure(subject: Subject, batch_size: int, variants: list[dict[str, int]], s
         first_row = kernel.first_rows(subject.starts, subject.num)
         equal = torch.equal(subject.after(subject.fused, first_row), subject.after(subject.in_two, first_row))
         same &= equal
-        ways = {"update_rows": subject.fused}
+        ways = {"backward_update": subject.fused}
         if not variant:
-            ways["add_up, row_update"] = subject.in_two
+            ways["segment_sum, row_optimizer"] = subject.in_two
         for name, way in ways.items():
             taken = microseconds(lambda way=way, first_row=first_row: way(first_row), seconds)
             label = name + "".join(f" {key.strip('_').lower()}={value}" for key, value in variant.items())
@@ -154,7 +155,9 @@ def main() -> int:
     parser.add_argument("--dim", type=int, default=128, help="words of a gradient (default 128)")
     parser.add_argument("--bfloat16", action="store_true", help="gradients in bfloat16")
     parser.add_argument("--variants", action="store_true", help="also try other constants of the kernels")
-    parser.add_argument("--seconds", type=float, default=0.02, help="of timed work for each line (default 0.02)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.02, help="seconds of timed work for each line (default 0.02)"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("PyTorch sees no CUDA device here, and the kernels need one")

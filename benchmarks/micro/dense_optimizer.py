@@ -1,7 +1,7 @@
-"""How near is the step of the dense optimizer to what its bytes cost, and how does PyTorch's fused one compare?
+"""How close is a step of the dense optimizer to the time of moving its bytes, and to PyTorch's fused optimizer?
 
-Times one step of all parameters of FreqCache's DLRM on Criteo (26 features, dim 128) as replays of a CUDA graph, the L2
-cache flushed before each. The floor is the time in which a copy moves as many bytes. Run it on a GPU:
+Times one step of all parameters of FreqCache's DLRM on Criteo (26 features, dim 128) as replays of a CUDA graph. The L2
+cache is flushed before each. The floor is the time in which a copy moves as many bytes. Run it on a GPU:
 
     python benchmarks/micro/dense_optimizer.py
 """
@@ -22,7 +22,7 @@ from hotrows.models import make_model
 
 NUM_DENSE, FEATURES, DIM = 13, 26, 128
 CASES = {
-    "sgd": (torch.optim.SGD, {}, 3),  # with how often an element's four bytes are read or written
+    "sgd": (torch.optim.SGD, {}, 3),  # the last number is how often the four bytes of an element are read or written
     "momentum": (torch.optim.SGD, {"momentum": 0.9}, 5),
     "adam": (torch.optim.Adam, {"capturable": True}, 7),
     "adamw": (torch.optim.AdamW, {"capturable": True, "weight_decay": 0.01}, 7),
@@ -42,7 +42,7 @@ def made(case: str) -> tuple[torch.optim.Optimizer, list[Tensor]]:
 
 
 def measure(case: str, within: Within) -> tuple[float, list[Tensor]]:
-    """Microseconds of a step, and the parameters after some."""
+    """The microseconds of a step, and the parameters after a few steps."""
     optimizer, params = made(case)
     for _ in range(STEPS):
         with within(optimizer):
@@ -74,9 +74,10 @@ def main() -> int:
             equal = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
             wrong = not worst < 1e-5
             failed |= wrong
-            said = "the same bits" if equal else f"off by {worst:.1e}" + (" WRONG" if wrong else "")
+            verdict = "the same bits" if equal else f"off by {worst:.1e}" + (" WRONG" if wrong else "")
             print(
-                f"{'':<10}{f'{kernel.TILE} elements, {kernel.NUM_WARPS} warps':<24}{ours:8.1f} µs  {said}", flush=True
+                f"{'':<10}{f'{kernel.TILE} elements, {kernel.NUM_WARPS} warps':<24}{ours:8.1f} µs  {verdict}",
+                flush=True,
             )
     return int(failed)
 

@@ -1,7 +1,7 @@
-"""How near is the dot interaction to what its bytes cost, and which sizes of its programs are best?
+"""How close is the dot interaction to the time of moving its bytes, and which sizes of its programs are best?
 
-Times one forward and one backward pass as replays of a CUDA graph, the L2 cache flushed before each, for DLRM on Criteo
-(26 features and a summary, dim 128). The floor is the time in which a copy moves as many bytes. Run it on a GPU:
+Times one forward and one backward pass as replays of a CUDA graph, for DLRM on Criteo (26 features and a summary, dim
+128). The L2 cache is flushed before each. The floor is the time in which a copy moves as many bytes. Run it on a GPU:
 
     python benchmarks/micro/interact.py
 """
@@ -25,28 +25,28 @@ Interact = Callable[[Tensor, Tensor], Tensor]
 
 
 class Types(NamedTuple):
-    """Of the inputs, and the precision of float32 products."""
+    """The types of the inputs, and the precision of float32 products."""
 
     summary: torch.dtype
     embedded: torch.dtype
     precision: str = "high"
 
     def num_bytes(self, num_samples: int) -> tuple[int, int]:
-        """Read and written by the forward and by the backward pass."""
+        """The bytes that the forward and the backward pass read and write."""
         vectors = DIM * self.summary.itemsize + FEATURES * DIM * self.embedded.itemsize
-        answer = WIDTH * self.summary.itemsize
-        return num_samples * (vectors + answer), num_samples * (2 * vectors + answer)
+        output = WIDTH * self.summary.itemsize
+        return num_samples * (vectors + output), num_samples * (2 * vectors + output)
 
 
 class Variant(NamedTuple):
-    """The kernel's constants, set for both directions."""
+    """Constants of the kernel, the same for both directions."""
 
     samples: int = 1
     words_per_warp: int = 1024
     stages: int = 2
 
     def constants(self) -> dict[str, int]:
-        """Those of `kernel`."""
+        """The values of the constants in `kernel`."""
         return {
             "FORWARD_SAMPLES": self.samples,
             "BACKWARD_SAMPLES": self.samples,
@@ -67,7 +67,7 @@ TYPES = {
 }
 DEFAULT = Variant(kernel.FORWARD_SAMPLES, kernel.FORWARD_WORDS_PER_WARP, kernel.STAGES)
 VARIANTS = [Variant(1, 1024), Variant(1, 2048), Variant(1, 512), Variant(2, 1024), Variant(4, 1024)]
-VARIED = ("tf32", "bf16, float32 rows")  # the others with the defaults alone
+VARIED = ("tf32", "bf16, float32 rows")  # other types run with the default variant only
 
 
 class Row(NamedTuple):
@@ -93,13 +93,13 @@ def microseconds(function: Interact, types: Types, num_samples: int) -> tuple[fl
     stream = torch.cuda.Stream()  # a backward pass runs on the stream of its forward pass
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        answer = function(summary, embedded)
-        torch.autograd.grad(answer, (summary, embedded), grad, retain_graph=True)
+        output = function(summary, embedded)
+        torch.autograd.grad(output, (summary, embedded), grad, retain_graph=True)
     torch.cuda.synchronize()
     with torch.cuda.graph(forward, stream=stream), torch.no_grad():
         function(summary, embedded)
     with torch.cuda.graph(backward, stream=stream):
-        torch.autograd.grad(answer, (summary, embedded), grad, retain_graph=True)
+        torch.autograd.grad(output, (summary, embedded), grad, retain_graph=True)
     forward_ms, backward_ms = (
         do_bench(graph.replay, warmup=5, rep=25, return_mode="median") for graph in (forward, backward)
     )
@@ -107,7 +107,7 @@ def microseconds(function: Interact, types: Types, num_samples: int) -> tuple[fl
 
 
 def error(function: Interact, types: Types) -> float:
-    """Against the reference in float64, relative to the largest value, the worst of the answer and the gradients."""
+    """The largest error of output and gradients against the reference in float64, relative to the largest value."""
     given = made(types, BATCHES[0])
     exact = [tensor.detach().double().requires_grad_() for tensor in given[:2]]
     found = [function(*given[:2])]

@@ -1,8 +1,8 @@
-"""How long do the MLPs of DLRM and Wide & Deep take, forward and backward, against plain layers and torch.compile?
+"""How long do the MLPs of DLRM and Wide & Deep take, compared with plain layers and torch.compile?
 
-Times one forward and backward pass as a replay of a CUDA graph, the L2 cache flushed before each, and compares answer
-and gradients with double precision. Then the kernels around the matrix products alone, and which sizes of their
-programs are best. Run it on a GPU:
+Times one forward and backward pass as a replay of a CUDA graph, with the L2 cache flushed before each, and compares
+output and gradients with double precision. Then it times the kernels around the matrix products alone, with several
+sizes of their programs. Run it on a GPU:
 
     python benchmarks/micro/linear.py
 """
@@ -25,8 +25,8 @@ from hotrows.dense.linear.kernel_resize import resized
 from hotrows.models.mlp import mlp
 
 BATCHES = (1024, 16_384)
-COMPILE_SECONDS = 40  # for all that is compiled together; what comes later is left out
-VARIANTS: list[dict[str, int]] = [  # of `sums`; what is not named is as it is there
+COMPILE_SECONDS = 40  # nothing more is compiled when compiling has taken this long
+VARIANTS: list[dict[str, int]] = [  # constants of `sums`; those that a variant does not name keep their values
     {},
     {"ROWS": 32},
     {"ROWS": 128, "WARPS": 8},
@@ -40,7 +40,7 @@ VARIANTS: list[dict[str, int]] = [  # of `sums`; what is not named is as it is t
 
 
 class Layers(NamedTuple):
-    """Sizes of an MLP, whether it ends with a ReLU, and whether its inputs take a gradient."""
+    """The sizes of an MLP, whether it ends with a ReLU, and whether its inputs need a gradient."""
 
     sizes: tuple[int, ...]
     last_relu: bool
@@ -60,7 +60,7 @@ PRECISIONS = ("tf32", "bf16")
 
 
 class Subject:
-    """Inputs for a batch size, and what one step with them is."""
+    """The inputs of one batch size."""
 
     def __init__(self, layers: Layers, precision: str, num_rows: int) -> None:
         random = torch.Generator("cuda").manual_seed(0)
@@ -70,7 +70,7 @@ class Subject:
         self.autocast = precision == "bf16"
 
     def step(self, module: nn.Module) -> list[Tensor]:
-        """The answer and the gradients."""
+        """The output and the gradients of a forward and a backward pass."""
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.autocast):
             out = module(self.x)
         inputs = [*([self.x] if self.x.requires_grad else []), *module.parameters()]
@@ -84,7 +84,7 @@ class Subject:
         return [out, *torch.autograd.grad(out, inputs, self.grad.double())]
 
     def error(self, module: nn.Module, truth: list[Tensor]) -> float:
-        """The worst of the answer and the gradients, relative to the largest value."""
+        """The largest error of the output and the gradients, relative to the largest value."""
         worst = [
             ((ours.double() - exact).abs().max() / exact.abs().max()).item()
             for ours, exact in zip(self.step(module), truth, strict=True)
@@ -122,7 +122,7 @@ def rows(layers: Layers, precision: str, compile_too: bool) -> Iterator[Row]:
 
 
 def compare_mlps() -> bool:
-    """Whether ours is about as exact as plain layers everywhere."""
+    """Compare all MLPs. Returns True if ours are about as exact as plain layers."""
     print(f"{'layers':<28}{'':<6}{'':<16}" + "".join(f"{f'B={num:,}':>24}" for num in BATCHES) + f"{'error':>10}")
     good, compiling = True, 0.0
     for precision in PRECISIONS:
@@ -195,7 +195,7 @@ def compare_kernels() -> None:
             num_bytes = (4 if turn else 3) * grad.nbytes + (0 if weight is None else 2 * weight.nbytes)
             what = f"{str(dtype)[6:]} {width}{' turned' if turn else ''}"
             cells.append(f"{what}: {us:6.1f} {num_bytes / bandwidth / us:5.0%}")
-        name = ", ".join(f"{key} {value}" for key, value in variant.items()) or "as it is"
+        name = ", ".join(f"{key} {value}" for key, value in variant.items()) or "unchanged"
         print(f"mask and sum, {name:<30}" + "   ".join(cells), flush=True)
 
 

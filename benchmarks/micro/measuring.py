@@ -1,4 +1,4 @@
-"""What the benchmarks of single kernels share."""
+"""Timing functions that the benchmarks of single kernels share."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from triton.testing import do_bench
 
 
 def replayed(function: Callable[[], object]) -> float:
-    """Microseconds of one replay of a CUDA graph of a call, the L2 cache flushed before it."""
+    """The microseconds of one replay of a CUDA graph of a call. The L2 cache is flushed before it."""
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -24,7 +24,7 @@ def replayed(function: Callable[[], object]) -> float:
 
 
 def bytes_per_microsecond() -> float:
-    """That a copy reads and writes: what a kernel bound by memory cannot beat."""
+    """The bytes that a copy reads and writes, which is a ceiling for kernels that are bound by memory."""
     source = torch.empty(2**28, device="cuda")
     target = torch.empty_like(source)
     ms = do_bench(lambda: target.copy_(source), warmup=5, rep=25, return_mode="median")
@@ -33,7 +33,7 @@ def bytes_per_microsecond() -> float:
 
 @contextmanager
 def set_to(kernel: ModuleType, variant: Mapping[str, int]) -> Iterator[None]:
-    """Meanwhile, these constants of a kernel's module have these values."""
+    """Inside the context, constants of a kernel's module have other values."""
     before = {name: getattr(kernel, name) for name in variant}
     for name, value in variant.items():
         setattr(kernel, name, value)

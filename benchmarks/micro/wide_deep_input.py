@@ -1,8 +1,8 @@
-"""How near are a Wide & Deep model's input and the loss to what their bytes cost, and which sizes are best?
+"""How close are a Wide & Deep model's input and the loss to the time of moving their bytes, and which sizes are best?
 
-Times one forward and one backward pass as replays of a CUDA graph, the L2 cache flushed before each, for Wide & Deep on
-Criteo (13 dense features, 26 others, dim 96) and for the loss. The floor is the time in which a copy moves as many
-bytes. Run it on a GPU:
+Times one forward and one backward pass as replays of a CUDA graph, for Wide & Deep on Criteo (13 dense features, 26
+others, dim 96) and for the loss. The L2 cache is flushed before each. The floor is the time in which a copy moves as
+many bytes. Run it on a GPU:
 
     python benchmarks/micro/wide_deep_input.py
 """
@@ -22,7 +22,7 @@ from hotrows.dense.wide_deep_input import kernel, reference, wide_deep_input
 
 NUM_DENSE, FEATURES, DIM = 13, 26, 96
 BATCHES = (1024, 8192)
-VARIANTS: list[dict[str, int]] = [  # of `kernel`; what is not named is as it is there
+VARIANTS: list[dict[str, int]] = [  # constants of `kernel`; those that a variant does not name keep their values
     {},
     {"FORWARD_COLUMNS": 512},
     {"FORWARD_COLUMNS": 1024},
@@ -40,27 +40,27 @@ Function = Callable[..., Tensor | Sequence[Tensor]]
 
 
 def microseconds(function: Function, inputs: list[Tensor]) -> tuple[float, float]:
-    """Of the forward and of the backward pass, to the inputs that take a gradient."""
+    """The microseconds of the forward and of the backward pass, to the inputs that need a gradient."""
     needed = [tensor for tensor in inputs if tensor.requires_grad]
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # a backward pass runs on the stream of its forward pass
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        answers = function(*inputs)
-        answers = [answers] if isinstance(answers, Tensor) else list(answers)
-        grads = [torch.randn_like(answer) for answer in answers]
-        torch.autograd.grad(answers, needed, grads, retain_graph=True)
+        outputs = function(*inputs)
+        outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        grads = [torch.randn_like(output) for output in outputs]
+        torch.autograd.grad(outputs, needed, grads, retain_graph=True)
     torch.cuda.synchronize()
     with torch.cuda.graph(forward, stream=stream), torch.no_grad():
         function(*inputs)
     with torch.cuda.graph(backward, stream=stream):
-        torch.autograd.grad(answers, needed, grads, retain_graph=True)
+        torch.autograd.grad(outputs, needed, grads, retain_graph=True)
     times = [do_bench(graph.replay, warmup=5, rep=25, return_mode="median") for graph in (forward, backward)]
     return 1000 * times[0], 1000 * times[1]
 
 
 def made(num_rows: int) -> list[Tensor]:
-    """Dense, which takes no gradient, embedded, and the layer over dense."""
+    """The inputs: dense, which needs no gradient, embedded, and the weights of the layer over dense."""
     shapes = [(num_rows, FEATURES, DIM + 1), (1, NUM_DENSE), (1,)]
     dense = torch.randn(num_rows, NUM_DENSE, device="cuda")
     return [dense, *(torch.randn(shape, device="cuda").requires_grad_() for shape in shapes)]
@@ -80,7 +80,7 @@ def compare_inputs(autocast: bool, floor: float) -> None:
     line("torch", reference.wide_deep_input)
     for variant in VARIANTS:
         with set_to(kernel, variant):
-            line(", ".join(f"{name} {value}" for name, value in variant.items()) or "as it is", wide_deep_input)
+            line(", ".join(f"{name} {value}" for name, value in variant.items()) or "unchanged", wide_deep_input)
 
 
 def compare_losses() -> None:

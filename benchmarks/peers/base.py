@@ -1,4 +1,4 @@
-"""The face that every peer has, and what it counts."""
+"""The interface of a peer, and its counts."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,41 +6,41 @@ from typing import Protocol
 from torch import Tensor
 
 
-class PeerMissing(Exception):  # noqa: N818 (nothing went wrong: the peer is not here)
-    """The peer cannot be used here; the text says why."""
+class PeerMissing(Exception):  # noqa: N818 (it is not an error that a peer is not installed)
+    """The peer cannot be used on this machine. The message says why."""
 
 
 class Peer(Protocol):
     """Embedding tables with their optimizer, one id per feature. B samples, F features, D dim.
 
-    The loop, for every batch: `prefetch(ids of the next one)`, `embed`, the model, backward, `step`.
+    For every batch, the loop calls `prefetch` with the ids of the next batch, `embed`, the model, backward and `step`.
     """
 
     name: str
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Vectors of int64 ids [B, F] → float32 [B, F, D], to be followed by a backward."""
+        """The vectors of int64 ids [B, F], float32 [B, F, D]. A backward pass must follow."""
 
     def prefetch(self, ids: Tensor) -> None:
-        """The ids of the batch after the one that is embedded next; nothing happens where the peer cannot use them."""
+        """Give the peer the ids of the batch after the next one. A peer without prefetching ignores them."""
 
     def step(self) -> None:
-        """Update the rows, where the backward has not done it."""
+        """Update the rows, unless the backward pass has done that."""
 
     def count(self, on: bool) -> None:
-        """Start counting from zero, or stop. Counting may wait for the device: not while time is taken."""
+        """Start counting from zero, or stop. Counting may wait for the device, so it must not be on during timing."""
 
     def figures(self) -> dict[str, float]:
-        """What was counted; empty where there is nothing to count."""
+        """The counts; empty if the peer has nothing to count."""
 
     def weight(self, table: int) -> Tensor:
-        """A whole table as it is after the last step, [rows, D] on the CPU."""
+        """A whole table after the last step, [rows, D] on the CPU."""
 
     def load_weight(self, table: int, weight: Tensor) -> None:
         """Replace a table, before the first batch."""
 
     def close(self) -> None:
-        """Free the memory of device and host; the peer cannot be used afterwards."""
+        """Free the memory on device and host. The peer cannot be used afterwards."""
 
 
 @dataclass

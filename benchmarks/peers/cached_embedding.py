@@ -1,7 +1,7 @@
 """Colossal-AI's CachedEmbedding, by the authors of FreqCache: one table behind a cache ordered by frequency.
 
-Its optimizer state belongs to slots, not to rows, so only SGD is right with it. Each of its steps waits for the device
-several times (`torch.cuda.synchronize` around every part): that is how it is written.
+Its optimizer state belongs to slots instead of rows, so only SGD is correct with it. It calls `torch.cuda.synchronize`
+around every part of a step, so each step waits for the device several times.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from . import packed
 from .base import Counts, PeerMissing
 from .host_rows import HostRows, first_rows
 
-WARM_UP = 0.7  # of the cache, as published
+WARM_UP = 0.7  # the share of the cache that is filled before training, as published
 
 
 def find() -> ModuleType:
-    """Its module, from the folder that pack_cached_embedding.py makes; PeerMissing where it cannot be imported."""
+    """Import its module from the folder that pack_cached_embedding.py makes. Raises PeerMissing if that fails."""
     folder = packed.folder() / "cached_embedding"
     if not folder.is_dir():
         raise PeerMissing(f"there is no {folder}: run `python -m benchmarks.peers.pack_cached_embedding`")
@@ -33,12 +33,12 @@ def find() -> ModuleType:
 
 
 class CachedEmbedding:
-    """All tables as one, the rows of each after those of the one before.
+    """All tables as one table, in which their rows follow each other.
 
     Args:
-        frequencies: how often each row is looked up, [sum of sizes]; the cache keeps the most frequent. Without them it
-            keeps those it has seen most often (LFU).
-        sparse: whether the gradient of the cache is a sparse tensor; dense is CachedEmbedding's default.
+        frequencies: how often each row is looked up, [sum of sizes]. The cache keeps the most frequent rows. Without
+            frequencies it keeps the rows that it has seen most often (LFU).
+        sparse: True if the gradient of the cache is a sparse tensor. The default of CachedEmbedding is dense.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CachedEmbedding:
         self._device = device
         self._first_rows = first_rows(sizes, device)
         self._rows = HostRows(sum(sizes), dim, device)
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints
+        with contextlib.redirect_stdout(io.StringIO()):  # the library prints
             self._bag = library.CachedEmbeddingBag(
                 sum(sizes),
                 dim,
@@ -72,7 +72,9 @@ class CachedEmbedding:
                 evict_strategy=strategy,
             )
         self._cache = self._bag.cache_weight_mgr
-        assert self._cache.weight.data_ptr() == self._rows.values.data_ptr(), "it took page-locked memory as it is"
+        assert self._cache.weight.data_ptr() == self._rows.values.data_ptr(), (
+            "it copied memory that is page-locked already"
+        )
         self._optimizer = torch.optim.SGD(self._bag.parameters(), lr=lr)
         self._offsets: dict[int, Tensor] = {}
         self._before = Counts()
@@ -94,7 +96,7 @@ class CachedEmbedding:
         self._optimizer.zero_grad()
 
     def count(self, on: bool) -> None:
-        """It always counts: look at its counters at both ends."""
+        """Remember its counters at the start and at the end, because it always counts."""
         if on:
             self._before, self._after = self._counters(), None
         else:
@@ -104,15 +106,15 @@ class CachedEmbedding:
         after = self._after or self._counters()
         return Counts(**{name: value - getattr(self._before, name) for name, value in vars(after).items()}).figures()
 
-    @torch.no_grad()  # its flush would make the table require a gradient
+    @torch.no_grad()  # otherwise its flush would make the table require a gradient
     def weight(self, table: int) -> Tensor:
         self._cache.flush()
-        return self._cache.weight[self._places(table)]
+        return self._cache.weight[self._positions(table)]
 
     @torch.no_grad()
     def load_weight(self, table: int, weight: Tensor) -> None:
         self._cache.flush()
-        self._cache.weight[self._places(table)] = weight.cpu()
+        self._cache.weight[self._positions(table)] = weight.cpu()
         with contextlib.redirect_stdout(io.StringIO()):
             self._cache.reorder(None, WARM_UP)
 
@@ -125,11 +127,11 @@ class CachedEmbedding:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _places(self, table: int) -> Tensor:
-        """Where the rows of a table lie: the frequent ones of all tables come first."""
+    def _positions(self, table: int) -> Tensor:
+        """The positions of a table's rows. It stores the frequent rows of all tables first."""
         start = sum(self.sizes[:table])
-        places: Tensor = self._cache.idx_map[start : start + self.sizes[table]]
-        return places.cpu()
+        positions: Tensor = self._cache.idx_map[start : start + self.sizes[table]]
+        return positions.cpu()
 
     def _counters(self) -> Counts:
         cache = self._cache

@@ -1,6 +1,6 @@
 """FBGEMM, the operator under TorchRec: rows in host memory behind a cache on the GPU, or all of them on the GPU.
 
-Optimizer state that is as wide as the row (Adam's) is not cached by FBGEMM: kernels reach it in host memory.
+FBGEMM does not cache optimizer state that is as wide as the row (Adam's). Its kernels access that in host memory.
 """
 
 import gc
@@ -19,12 +19,12 @@ from . import packed
 from .base import Counts, PeerMissing
 
 TRAINING = "fbgemm_gpu.split_table_batched_embeddings_ops_training"
-NUM_STATES = {"sgd": 0, "adam": 2}  # numbers of optimizer state beside each weight
+NUM_STATES = {"sgd": 0, "adam": 2}  # values of optimizer state for each weight
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How FBGEMM keeps the rows. Without an algorithm all are on the GPU."""
+    """Where FBGEMM has the rows. Without a cache algorithm all of them are on the GPU."""
 
     name: str
     algorithm: str | None = None  # of the cache: LRU or LFU
@@ -40,7 +40,7 @@ MODES = {
 
 
 def find() -> ModuleType:
-    """FBGEMM's module, installed or packed; PeerMissing where it cannot be imported."""
+    """Import FBGEMM's module, installed or packed. Raises PeerMissing if that fails."""
     with _no_warnings():
         try:
             return importlib.import_module(TRAINING)
@@ -58,11 +58,11 @@ def find() -> ModuleType:
 
 
 class Fbgemm:
-    """One operator for all tables; it updates the rows in the backward.
+    """One operator for all tables. It updates the rows in the backward pass.
 
-    With prefetch all fetches run on a stream of their own, queued as TorchRec's PrefetchTrainPipelineSparseDist does
-    it: the first batch before its forward, each other one after the forward of the batch before. So `prefetch` only
-    notes the ids, and `embed` queues the work.
+    With prefetching, all fetches run on a stream of their own, in the order of TorchRec's
+    PrefetchTrainPipelineSparseDist: the first batch is fetched before its forward pass, and every other batch after the
+    forward pass of the batch before it. So `prefetch` only stores the ids, and `embed` queues the work.
     """
 
     def __init__(self, mode: Mode, tbe: Any, num_states: int, device: torch.device) -> None:
@@ -110,7 +110,7 @@ class Fbgemm:
     def weight(self, table: int) -> Tensor:
         torch.cuda.synchronize(self._device)
         self._tbe.flush()
-        # by a kernel, as FBGEMM reads it: the memory is the host's, though the tensor says cuda
+        # A kernel copies it, as FBGEMM reads it: the memory is on the host, although the tensor's device is cuda.
         return torch.mul(self._tbe.split_embedding_weights()[table], 1.0).cpu()
 
     def load_weight(self, table: int, weight: Tensor) -> None:
@@ -122,11 +122,11 @@ class Fbgemm:
         torch.cuda.synchronize(self._device)
         self._tbe = self._noted = self._fetched = None
         self._offsets.clear()
-        gc.collect()  # its hooks refer to it in a circle
+        gc.collect()  # its hooks form a reference cycle with it
         torch.cuda.empty_cache()
 
     def _fetch(self, ids: Tensor, ready: torch.cuda.Event) -> None:
-        """Queue the fetch of a batch once `ready`, which includes the backward before the current forward."""
+        """Queue the fetch of a batch behind `ready`, which is behind the backward pass of the batch before."""
         assert self._stream is not None
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
@@ -150,18 +150,18 @@ class Fbgemm:
         return indices
 
     def _offsets_of(self, ids: Tensor) -> Tensor:
-        """One id a bag."""
+        """The offsets of bags with one id each."""
         num = ids.numel()
         if num not in self._offsets:
             self._offsets[num] = torch.arange(num + 1, device=self._device)
         return self._offsets[num]
 
     def _count(self, indices: Tensor, offsets: Tensor) -> None:
-        """What the cache lacks just before FBGEMM fetches it.
+        """Count the rows that are not in the cache just before FBGEMM fetches them.
 
-        Bytes follow from FBGEMM's algorithm, they are not measured: a missing row comes in and another goes out, and
-        Adam's state of every row of the batch is read and written in host memory. Rows for which their set of the cache
-        has no place are reached in host memory, perhaps often; they count once.
+        The bytes follow from FBGEMM's algorithm and are not measured: a missing row is read and another one written
+        back, and Adam's state of every row of the batch is read and written in host memory. A row that finds no slot in
+        its set of the cache is accessed in host memory, perhaps several times. It counts once.
         """
         tbe = self._tbe
         if not self._counting or not tbe.lxu_cache_weights.numel():
@@ -192,7 +192,7 @@ def make(
 ) -> Fbgemm:
     tbe = make_operator(mode, sizes, dim, cache_ratio, optimizer, lr, device)
     for weight in tbe.split_embedding_weights():
-        bound = weight.shape[0] ** -0.5  # as hotrows does by default
+        bound = weight.shape[0] ** -0.5  # the default of hotrows
         weight.uniform_(-bound, bound)
     return Fbgemm(mode, tbe, NUM_STATES[optimizer], device)
 
@@ -200,11 +200,11 @@ def make(
 def make_operator(
     mode: Mode, sizes: list[int], dim: int, cache_ratio: float, optimizer: str, lr: float, device: torch.device
 ) -> Any:
-    """FBGEMM's module with all rows zero."""
+    """Make FBGEMM's module. All rows are zero."""
     ops = find()
-    place = ops.EmbeddingLocation.MANAGED_CACHING if mode.algorithm else ops.EmbeddingLocation.DEVICE
+    location = ops.EmbeddingLocation.MANAGED_CACHING if mode.algorithm else ops.EmbeddingLocation.DEVICE
     return ops.SplitTableBatchedEmbeddingBagsCodegen(
-        [(size, dim, place, ops.ComputeDevice.CUDA) for size in sizes],
+        [(size, dim, location, ops.ComputeDevice.CUDA) for size in sizes],
         optimizer={"sgd": ops.OptimType.EXACT_SGD, "adam": ops.OptimType.ADAM}[optimizer],
         learning_rate=lr,
         cache_algorithm=ops.CacheAlgorithm[mode.algorithm or "LRU"],
@@ -220,7 +220,7 @@ def _feature_major(ids: Tensor) -> Tensor:
 
 
 def _reason(error: BaseException) -> str:
-    """The first cause: FBGEMM wraps what the loader said."""
+    """The first cause of an error: FBGEMM wraps the error of the dynamic loader."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
@@ -228,7 +228,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """FBGEMM 1.6 logs for each of its libraries that it does not know which torch it is for, and why it cannot load."""
+    """Silence FBGEMM 1.6, which logs for each of its libraries that it cannot find out the torch version."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

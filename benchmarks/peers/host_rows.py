@@ -1,6 +1,6 @@
-"""All rows in host memory of exactly their size, page-locked where there is a GPU, filled with small random numbers.
+"""All rows in host memory of exactly their size, filled with small random numbers. With a GPU, it is page-locked.
 
-PyTorch's pinned allocator would round 17.3 GB up to 32 GB and keep them when they are freed.
+PyTorch's pinned allocator would round 17.3 GB up to 32 GB, and would not return them to the system.
 """
 
 import mmap
@@ -14,7 +14,7 @@ BOUND = 0.01  # first values are uniform in ± this
 
 
 def first_rows(sizes: list[int], device: torch.device) -> Tensor:
-    """Where each table starts when all lie one after the other, int64 [F]."""
+    """The first row of each table if all tables follow each other, int64 [F]."""
     return torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)
 
 
@@ -33,7 +33,7 @@ class HostRows:
         self._fill(device)
 
     def close(self) -> None:
-        """Unlock the pages. The memory goes back to the system with the last tensor that looks at it."""
+        """Unlock the pages. The memory returns to the system when no tensor uses it any more."""
         if self._unregister is not None:
             torch.cuda.synchronize()
             self._unregister()
@@ -47,7 +47,7 @@ class HostRows:
         if error:
             raise RuntimeError(f"cudaHostRegister of {num_bytes:,} bytes failed with CUDA error {error}")
         self._unregister = weakref.finalize(self, cudart.cudaHostUnregister, address)
-        self._unregister.atexit = False  # the driver may be gone by then
+        self._unregister.atexit = False  # the driver may be unloaded before
 
     def _fill(self, device: torch.device) -> None:
         num_rows, dim = self.values.shape
@@ -56,5 +56,5 @@ class HostRows:
         for start in range(0, num_rows, step):
             part = self.values[start : start + step]
             part.copy_(chunk[: part.shape[0]])
-            if device.type == "cuda":  # where it is free; a CPU repeats the chunk
+            if device.type == "cuda":  # a CPU would take long, so it repeats the first chunk
                 chunk.uniform_(-BOUND, BOUND)

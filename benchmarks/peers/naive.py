@@ -1,7 +1,7 @@
 """Plain PyTorch: the tables and their optimizer on the CPU, the model on the GPU.
 
-What `nn.EmbeddingBag(sparse=True)` with `torch.optim` does, with pinned memory for the vectors and their gradients: one
-gather by all cores, one copy each way, and torch's own sparse update.
+It does what `nn.EmbeddingBag(sparse=True)` with `torch.optim` does, with pinned memory for the vectors and their
+gradients: one gather by all cores, one copy in each direction, and torch's own sparse update.
 """
 
 import torch
@@ -36,7 +36,7 @@ class Naive:
     def embed(self, ids: Tensor) -> Tensor:
         rows = (ids + self._first_rows).view(-1)
         on_host = self._buffer("rows", rows)
-        on_host.copy_(rows)  # the host waits here: it must know the rows
+        on_host.copy_(rows)  # the host waits here, because it needs the rows
         vectors = self._buffer("vectors", torch.empty(rows.numel(), self.dim, device="meta"))
         torch.index_select(self._weight.detach(), 0, on_host, out=vectors)
         embedded = vectors.to(self.device, non_blocking=True, copy=True).view(*ids.shape, self.dim)
@@ -60,7 +60,7 @@ class Naive:
         grad = self._embedded.grad.view(-1, self.dim)
         on_host = self._buffer("gradients", grad)
         on_host.copy_(grad)
-        # as nn.EmbeddingBag(sparse=True) makes it: a row that comes twice is there twice
+        # This gradient is like that of nn.EmbeddingBag(sparse=True): a row that is looked up twice is in it twice.
         with torch.sparse.check_sparse_tensor_invariants(False):
             self._weight.grad = torch.sparse_coo_tensor(self._rows.unsqueeze(0), on_host, self._weight.shape)
             self._optimizer.step()
@@ -97,7 +97,7 @@ class Naive:
         return self._weight.detach()[start : start + self.sizes[table]]
 
     def _adam_state(self) -> dict[str, Tensor | int]:
-        """What SparseAdam would make in its first step, but in memory that was touched before time is taken."""
+        """The state that SparseAdam would allocate in its first step, in memory that is touched before the timing."""
         state: dict[str, Tensor | int] = {"step": 0}
         for name in ("exp_avg", "exp_avg_sq"):
             self._memory.append(HostRows(*self._weight.shape, self.device))
@@ -105,7 +105,7 @@ class Naive:
         return state
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
-        """Host memory of the shape of `like`, used again for every batch, pinned where that means something."""
+        """Host memory of the shape of `like` that every batch reuses. It is pinned if there is a GPU."""
         found = self._buffers.get(name)
         if found is None or found.shape != like.shape:
             found = torch.empty(like.shape, dtype=like.dtype, pin_memory=self.device.type == "cuda")

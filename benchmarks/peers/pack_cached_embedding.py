@@ -1,7 +1,7 @@
-"""Pack Colossal-AI's CachedEmbedding for a machine that can install nothing: the few files it needs, into peers/.
+"""Packs the few files that Colossal-AI's CachedEmbedding needs into peers/, for a machine that can install nothing.
 
-`python -m benchmarks.peers.pack_cached_embedding`. Of colossalai 0.3.3 (Apache 2.0) the folder cache_embedding without
-its parallel variants, and contexttimer 0.3.3 (GPL 3), which it imports. They stay in that folder, which git ignores.
+Run `python -m benchmarks.peers.pack_cached_embedding`. It packs the folder cache_embedding of colossalai 0.3.3 (Apache
+2.0) without its parallel variants, and contexttimer 0.3.3 (GPL 3), which it imports. Git ignores the folder peers/.
 """
 
 import subprocess
@@ -37,9 +37,9 @@ def main() -> None:
                  archive.replace("-", "==")],
                 check=True,
             )  # fmt: skip
-            with tarfile.open(Path(temporary, f"{archive}.tar.gz")) as maintenance:
+            with tarfile.open(Path(temporary, f"{archive}.tar.gz")) as tar:
                 for member, name in files.items():
-                    found = maintenance.extractfile(member)
+                    found = tar.extractfile(member)
                     assert found is not None, member
                     target = folder / name
                     target.parent.mkdir(parents=True, exist_ok=True)

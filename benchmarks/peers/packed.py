@@ -1,4 +1,4 @@
-"""Where the peers' packed files are found: the folder HOTROWS_PEERS names, ./peers without it."""
+"""Finds the packed files of peers in the folder that HOTROWS_PEERS names, or in ./peers."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ def folder() -> Path:
 
 
 def unpacked(archive: Path) -> Path:
-    """The folder that holds the files of a tar archive; unpacked once, and found again by later processes."""
+    """The folder with the files of a tar archive. It is unpacked once, and later processes find it again."""
     facts = archive.stat()
     key = hashlib.sha256(f"{archive}/{facts.st_size}/{facts.st_mtime_ns}".encode()).hexdigest()[:16]
     final = Path(tempfile.gettempdir(), f"hotrows-peers-{os.getuid()}-{key}")

@@ -1,4 +1,4 @@
-"""All peers by name, and why one cannot run."""
+"""All peers by name, and the reasons why a peer cannot run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class Entry:
     """A peer that can be made.
 
     Args:
-        name: for people.
+        name: a name for people.
         build: the peer's own function, with the arguments of `make`.
         find: imports what the peer needs, or raises PeerMissing.
-        refuses: reasons by optimizer.
+        refuses: the reason why the peer cannot be used with an optimizer, by optimizer.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Entry:
     refuses: tuple[tuple[str, str], ...] = ()
 
     def missing(self, optimizer: str, device: torch.device | str) -> str | None:
-        """Why the peer cannot be used, None where it can."""
+        """Why the peer cannot be used; None if it can."""
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer is {optimizer!r}: known are {', '.join(OPTIMIZERS)}")
         for refused, reason in self.refuses:
@@ -57,13 +57,13 @@ class Entry:
         device: torch.device | str,
         frequencies: Tensor | None = None,
     ) -> Peer:
-        """The peer, its rows filled with small random numbers.
+        """Make the peer. Its rows are filled with small random numbers.
 
         Args:
             sizes: rows of each table.
-            cache_ratio: share of all rows that the cache may hold.
-            optimizer: "sgd" or "adam", of the rows.
-            frequencies: how often each row is looked up, all tables one after the other; not every peer reads them.
+            cache_ratio: the share of all rows that the cache may hold.
+            optimizer: the optimizer of the rows, "sgd" or "adam".
+            frequencies: how often each row is looked up, table after table. Not every peer uses them.
         """
         reason = self.missing(optimizer, device)
         if reason is not None:

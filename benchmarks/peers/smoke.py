@@ -1,8 +1,8 @@
-"""Does every peer train as plain PyTorch does? `python -m benchmarks.peers.smoke [--device cuda]`, under a minute.
+"""Does every peer train as plain PyTorch does? `python -m benchmarks.peers.smoke [--device cuda]` takes a minute.
 
-Small tables behind a small cache, 20 steps from the same first values, against `nn.functional.embedding` with the same
-optimizer. One line for each peer and optimizer: ok, missing with the reason, WRONG, or an error with its traceback.
-Exit code 1 where one is wrong or fails.
+Trains small tables behind a small cache for 20 steps from the same first values, and compares them with
+`nn.functional.embedding` with the same optimizer. It prints one line for each peer and optimizer: ok, missing with the
+reason, WRONG, or an error with its traceback. The exit code is 1 if a peer is wrong or fails.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Reference:
 
 
 def make_batches(device: torch.device) -> list[Tensor]:
-    """Skewed ids: a few are in every batch, many come once."""
+    """Batches of skewed ids: a few ids are in every batch, many are in one batch only."""
     generator = torch.Generator().manual_seed(1)
     uniform = torch.rand(STEPS, BATCH, len(SIZES), generator=generator, dtype=torch.float64)
     ids = (uniform**4 * torch.tensor(SIZES)).long()
@@ -55,9 +55,9 @@ def make_batches(device: torch.device) -> list[Tensor]:
 
 
 def train(peer: Peer | Reference, batches: list[Tensor]) -> list[float]:
-    """Losses of a fixed non-linear function of the vectors.
+    """Train, and return the losses of a fixed non-linear function of the vectors.
 
-    No gradient is near zero: there Adam's step is decided by its eps, which FBGEMM applies at another place than torch.
+    No gradient is near zero, because Adam's eps would decide such a step, and FBGEMM applies it differently than torch.
     """
     generator = torch.Generator().manual_seed(2)
     signs = torch.randint(2, (len(SIZES), DIM), generator=generator) * 2 - 1
@@ -75,7 +75,7 @@ def train(peer: Peer | Reference, batches: list[Tensor]) -> list[float]:
 
 
 def check(key: str, optimizer: str, device: torch.device) -> str:
-    """One line about one peer."""
+    """Check one peer, and return one line about it."""
     entry = PEERS[key]
     reason = entry.missing(optimizer, device)
     if reason is not None:
@@ -122,7 +122,7 @@ def main() -> int:
         for key in PEERS:
             try:
                 line = check(key, optimizer, device)
-            except Exception:  # every peer gets its turn
+            except Exception:  # the other peers are checked all the same
                 line = f"error\n{traceback.format_exc()}"
             failed |= line.startswith(("error", "WRONG"))
             print(f"{optimizer:5} {key:24} {line}", flush=True)

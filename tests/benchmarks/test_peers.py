@@ -1,4 +1,4 @@
-"""The peers behind their common face, as far as a machine without a GPU can tell."""
+"""The peers and their common interface, as far as they can be tested without a GPU."""
 
 import contextlib
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def test_naive_counts_what_it_copies() -> None:
 
 @pytest.fixture
 def cuda_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CachedEmbedding asks for CUDA everywhere; its logic runs on any device."""
+    """CachedEmbedding uses CUDA functions everywhere. Its logic runs on any device."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(Tensor, "cuda", lambda self, *_: self)
@@ -72,7 +72,7 @@ def test_cached_embedding_trains_as_torch(key: str) -> None:
 
 
 class FakeOperator:
-    """Notes the order in which it is called."""
+    """Records the order of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -108,7 +108,11 @@ def test_fbgemm_prefetches_after_the_forward_of_the_batch_before() -> None:
         if i + 1 < len(batches):
             peer.prefetch(batches[i + 1])
         assert peer.embed(ids).shape == (2, 3, 4)
-    orders = [[0, 3, 1, 4, 2, 5], [10, 13, 11, 14, 12, 15], [20, 23, 21, 24, 22, 25]]  # feature by feature
+    orders = [
+        [0, 3, 1, 4, 2, 5],
+        [10, 13, 11, 14, 12, 15],
+        [20, 23, 21, 24, 22, 25],
+    ]  # FBGEMM takes ids feature by feature
     assert operator.calls == [
         f"prefetch {orders[0]}",
         f"forward {orders[0]}",
@@ -128,7 +132,7 @@ def test_fbgemm_refuses_ids_that_were_not_prefetched() -> None:
         peer.embed(torch.arange(6).view(2, 3))
 
 
-def test_a_peer_that_is_not_there_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_peer_that_is_missing_has_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOTROWS_PEERS", str(tmp_path))
     reason = PEERS["cached-embedding"].missing("sgd", CPU)
     assert reason is not None
@@ -137,7 +141,7 @@ def test_a_peer_that_is_not_there_is_named_with_the_reason(monkeypatch: pytest.M
         PEERS["cached-embedding"].make([10], 4, 0.5, "sgd", 0.1, 2, CPU)
 
 
-def test_what_a_peer_cannot_do_right_is_refused_with_the_reason() -> None:
+def test_an_optimizer_that_a_peer_does_not_support_has_a_reason() -> None:
     reason = PEERS["cached-embedding"].missing("adam", CPU)
     assert reason is not None
     assert "not per row" in reason

@@ -1,4 +1,4 @@
-"""benchmarks/step.py at toy size on the CPU: what it measures there means nothing, what it writes and answers does."""
+"""benchmarks/step.py at toy size on the CPU. Its times mean nothing there; its results and its exit code do."""
 
 import importlib
 import json
@@ -16,10 +16,10 @@ TOY = ("--device", "cpu", "--scale", "0.0005", "--batch-sizes", "64", "--steps",
 
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
-    """The script, with few cases and one thread: the machine that tests has other work."""
+    """The script with few cases, and one thread because tests run in parallel."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     module = importlib.import_module("step")
-    monkeypatch.setenv("HOTROWS_PEERS", str(tmp_path))  # where there are none
+    monkeypatch.setenv("HOTROWS_PEERS", str(tmp_path))  # no peer is in this folder
     monkeypatch.setattr(module, "RATIOS", (0.01, 0.2))
     monkeypatch.setattr(module, "NUM_ROWS", (3_000_000, 15_000_000))
     before, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
@@ -38,7 +38,7 @@ def test_kaggle_runs_all_systems_and_names_those_that_are_missing(step: ModuleTy
     code, found = run(step, tmp_path / "found.json", "kaggle")
     assert code == 0
     assert found["environment"]["torch"] == torch.__version__
-    assert found["targets"] == []  # they are for whole tables
+    assert found["targets"] == []  # targets are for whole tables
     sgd, adam = found["shapes"]["kaggle"]["cases"]
     for case in (sgd, adam):
         (point,) = case["points"]

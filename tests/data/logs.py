@@ -12,7 +12,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def criteo_line(label: object = 0, integers: dict[int, object] | None = None, **categories: str) -> str:
-    """One line of a Criteo log; everything not given is missing."""
+    """One line of a Criteo log. Fields that are not given are missing."""
     numbers = ["" if (integers or {}).get(i) is None else str((integers or {})[i]) for i in range(1, 14)]
     return "\t".join([str(label), *numbers, *(categories.get(f"C{i}", "") for i in range(1, 27))])
 

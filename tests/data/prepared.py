@@ -23,7 +23,7 @@ def write_prepared(
     groups_per_shard: int = 3,
     seed: int = 0,
 ) -> dict[str, pa.Table]:
-    """Write a data set of random samples, and answer its splits. `I1` is the number of the sample in its split."""
+    """Write a data set of random samples, and return its splits. `I1` is the number of the sample in its split."""
     random = np.random.default_rng(seed)
     splits, tables = {}, {}
     for split in SPLITS:

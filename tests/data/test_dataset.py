@@ -1,4 +1,4 @@
-"""Data sets by name, and what is said about those that cannot be opened."""
+"""Data sets by name, and the errors for those that cannot be opened."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ import pytest
 from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.schema import Schema
 from hotrows.data.synthetic import SyntheticDataSet
-from hotrows.train.config import RunConfig, from_dict
+from hotrows.train.config import RunConfig
 from hotrows.train.run import evaluate_run, run
 from tests.data.prepared import PLAIN, SEQUENCES, write_prepared
 
@@ -91,9 +91,9 @@ def test_a_newer_format(prepared: Path) -> None:
         open_dataset(prepared)
 
 
-@pytest.mark.parametrize("contents", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "name": "x", "schema": 3}'])
-def test_a_damaged_description(prepared: Path, maintenance: str) -> None:
-    (prepared / "dataset.json").write_text(maintenance)
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "name": "x", "schema": 3}'])
+def test_a_damaged_description(prepared: Path, content: str) -> None:
+    (prepared / "dataset.json").write_text(content)
     with pytest.raises(ValueError, match=r"dataset\.json is damaged"):
         open_dataset(prepared)
 
@@ -106,11 +106,11 @@ def test_a_missing_shard(prepared: Path) -> None:
 
 def describe_files(directory: Path) -> None:
     """Write sizes and checksums into dataset.json, as `prepare` does."""
-    maintenance = {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*.parquet")}
+    content = {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*.parquet")}
     edit(
         directory,
-        sizes={name: len(found) for name, found in maintenance.items()},
-        checksums={name: hashlib.sha256(found).hexdigest() for name, found in maintenance.items()},
+        sizes={name: len(found) for name, found in content.items()},
+        checksums={name: hashlib.sha256(found).hexdigest() for name, found in content.items()},
     )
 
 
@@ -126,15 +126,15 @@ def test_a_shard_of_another_size(prepared: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train/part-00001.parquet", "vocabulary/C1.parquet"])
-def test_changed_contents_are_found_on_request(prepared: Path, name: str) -> None:
+def test_changed_content_is_found_on_request(prepared: Path, name: str) -> None:
     describe_files(prepared)
     open_dataset(prepared, verify=True)
-    maintenance = bytearray((prepared / name).read_bytes())
-    maintenance[len(maintenance) // 2] ^= 1
+    content = bytearray((prepared / name).read_bytes())
+    content[len(content) // 2] ^= 1
     expected = hashlib.sha256((prepared / name).read_bytes()).hexdigest()
-    (prepared / name).write_bytes(maintenance)
+    (prepared / name).write_bytes(content)
     open_dataset(prepared)
-    found = hashlib.sha256(maintenance).hexdigest()
+    found = hashlib.sha256(content).hexdigest()
     with pytest.raises(ValueError, match=rf"{name}: .* SHA-256 is {found}, dataset\.json says {expected}"):
         open_dataset(prepared, verify=True)
 
@@ -161,8 +161,8 @@ def test_evaluation_takes_ids_beyond_the_trained_tables_as_rare(tmp_path: Path) 
         for column in small.categorical:
             ids = table[column.name].to_numpy()
             assert (ids >= 5).any()
-            place = table.schema.get_field_index(column.name)
-            table = table.set_column(place, column.name, pa.array(np.where(ids < 5, ids, 0)))
+            position = table.schema.get_field_index(column.name)
+            table = table.set_column(position, column.name, pa.array(np.where(ids < 5, ids, 0)))
         pq.write_table(table, path)
     config = {
         "data": str(tmp_path / "small"),
@@ -171,7 +171,7 @@ def test_evaluation_takes_ids_beyond_the_trained_tables_as_rare(tmp_path: Path) 
         "model": {"name": "wide-deep", "dim": 4},
         "train": {"batch_size": 50},
     }
-    run(from_dict(RunConfig, config, "test"), progress=False)
+    run(RunConfig.from_dict(config, "test"), progress=False)
     large = evaluate_run(tmp_path / "run", str(tmp_path / "large"))
     assert large["test"] == evaluate_run(tmp_path / "run", str(tmp_path / "mapped"))["test"]
 
@@ -185,7 +185,7 @@ def test_evaluation_on_a_larger_synthetic_set_is_refused(tmp_path: Path) -> None
         "model": {"name": "wide-deep", "dim": 4},
         "train": {"batch_size": 100},
     }
-    run(from_dict(RunConfig, config, "test"), progress=False)
+    run(RunConfig.from_dict(config, "test"), progress=False)
     with pytest.raises(ValueError, match="has more ids than the model's tables have rows"):
         evaluate_run(tmp_path, name.format(0.001))
 

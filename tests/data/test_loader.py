@@ -26,7 +26,7 @@ from hotrows.data.shards import BlockReader, list_row_groups
 from hotrows.data.share import Share
 from tests.data.prepared import PLAIN, SEQUENCES, write_prepared
 
-NUM_SAMPLES = 203  # 13 row groups in 5 shards, the last ones cut short
+NUM_SAMPLES = 203  # these are 13 row groups in 5 shards; the last row group and shard are shorter
 
 
 class Prepared:
@@ -208,7 +208,7 @@ def test_resumes_at_the_exact_position(
     resumed = make()
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
-    resumed.set_epoch(2)  # as a loop over epochs does; it must not lose the position
+    resumed.set_epoch(2)  # a loop over epochs calls this, and the position must not be lost
     assert_same(list(resumed), rest)
     assert resumed.state_dict() == loader.state_dict()
     resumed.set_epoch(3)
@@ -221,7 +221,7 @@ def test_the_state_counts_batches_handed_out_not_those_read_ahead(plain: Prepare
     loader = plain.dataset.loader("train", 10, shuffle=shuffle)
     whole = list(loader)
     for count, batch in enumerate(loader, start=1):
-        time.sleep(0.005)  # for the threads to get ahead
+        time.sleep(0.005)  # gives the threads time to read ahead
         state = loader.state_dict()
         assert state["batches"] == count
         assert_same([batch], [whole[count - 1]])
@@ -233,7 +233,7 @@ def test_the_state_counts_batches_handed_out_not_those_read_ahead(plain: Prepare
 @pytest.mark.parametrize("kind", ["plain", "sequences"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_batches_have_memory_of_their_own(kind: str, shuffle: bool, request: pytest.FixtureRequest) -> None:
-    """The memory of blocks is used again: no batch may change then, nor a block when a batch is written to."""
+    """The memory of blocks is reused. That must not change a batch, and writing to a batch must not change a block."""
     dataset = request.getfixturevalue(kind).dataset
     loader = dataset.loader("train", 16, shuffle=shuffle)
     copies, kept = [], []
@@ -247,20 +247,20 @@ def test_batches_have_memory_of_their_own(kind: str, shuffle: bool, request: pyt
             part.fill_(-1)
 
 
-def test_memory_of_spent_blocks_is_used_again(plain: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = []
+def test_memory_of_recycled_blocks_is_used_again(plain: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = []
     read = BlockReader.read
 
     def watched(self: BlockReader, *args: Any) -> Block:
         block = read(self, *args)
-        places.append(block.rows.__array_interface__["data"][0])
+        addresses.append(block.rows.__array_interface__["data"][0])
         return block
 
     monkeypatch.setattr(BlockReader, "read", watched)
     for _ in plain.dataset.loader("train", 16):
         time.sleep(0.002)
-    assert len(places) == 13
-    assert len(set(places)) <= 4  # two under way, one waiting, one in use
+    assert len(addresses) == 13
+    assert len(set(addresses)) <= 4  # two are read at the same time, one is ready, one is in use
 
 
 def test_a_new_iterator_begins_the_epoch_anew(plain: Prepared) -> None:
@@ -340,13 +340,13 @@ def test_reads_ahead_a_bounded_number_of_blocks(plain: Prepared, monkeypatch: py
     batches = iter(loader)
     next(batches)
     time.sleep(0.2)
-    assert 2 <= len(reads) <= 4  # of 13 row groups
+    assert 2 <= len(reads) <= 4  # there are 13 row groups
 
 
 def damage(path: Path, start: int, stop: int) -> None:
-    maintenance = bytearray(path.read_bytes())
-    maintenance[start:stop] = b"\xff" * (stop - start)
-    path.write_bytes(maintenance)
+    content = bytearray(path.read_bytes())
+    content[start:stop] = b"\xff" * (stop - start)
+    path.write_bytes(content)
 
 
 def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_a_shard_damaged_in_the_middle_is_named_to_the_consumer(tmp_path: Path) 
     column = footer.row_group(1).column(0)
     damage(path, column.data_page_offset, column.data_page_offset + 12)
     batches = iter(loader)
-    good = [next(batches) for _ in range(6)]  # the row groups before it
+    good = [next(batches) for _ in range(6)]  # they are from the row groups before the damaged one
     assert sample_numbers(good) == list(range(60))
     with pytest.raises(ValueError, match=r"train/part-00001\.parquet: this shard cannot be read"):
         list(batches)

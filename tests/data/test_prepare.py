@@ -1,4 +1,4 @@
-"""What prepare writes: values, ids, order, splits and histories, on small logs whose right answer is known."""
+"""The data sets of prepare: values, ids, order, splits and histories, on small logs whose result is known."""
 
 import hashlib
 import math
@@ -91,7 +91,7 @@ def test_random_split_is_drawn_by_the_seed(tmp_path: Path) -> None:
         assert abs(report.num_samples["test"] - 900) < 100
         samples[name] = [value for value, _, _ in read_vocabulary(tmp_path / name, "c")]
     assert samples["a"] == samples["b"]
-    # Of a row's chances to be in training, 0.6, two seeds share what chance gives.
+    # A row is in training with probability 0.6, so two independent seeds share 0.36 of all rows.
     assert abs(len(set(samples["a"]) & set(samples["c"])) - 0.36 * 3_000) < 120
 
 
@@ -122,9 +122,15 @@ def test_avazu_by_day_with_categories_of_the_hour(tmp_path: Path) -> None:
     write_avazu_log(log, 720)
     report = prepare("avazu", log, tmp_path / "out", min_count=1, split="day", valid=0.1, test=0)
     assert report.num_samples == {"train": 408, "valid": 72, "test": 240}
-    assert {value for value, _, _ in read_vocabulary(tmp_path / "out", "weekday")} == {None, "2", "3"}  # Tue, Wed
+    assert {value for value, _, _ in read_vocabulary(tmp_path / "out", "weekday")} == {
+        None,
+        "2",
+        "3",
+    }  # Tuesday and Wednesday
     assert len(read_vocabulary(tmp_path / "out", "hour_of_day")) == 2 + 24
-    assert set(read_split(tmp_path / "out", "test")["weekday"].to_pylist()) == {0}  # Thursday was never trained on
+    assert set(read_split(tmp_path / "out", "test")["weekday"].to_pylist()) == {
+        0
+    }  # Thursday is not in the training split
     assert describe(tmp_path / "out")["schema"]["dense"] == []
 
 

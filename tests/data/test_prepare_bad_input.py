@@ -1,4 +1,4 @@
-"""What prepare says of logs that are not what they should be, and that it leaves nothing behind."""
+"""The errors of prepare for bad logs. No files are left after an error."""
 
 import errno
 import gzip

@@ -1,4 +1,4 @@
-"""The same expressions give the same data set on Spark as on DuckDB, and the same words about bad lines."""
+"""The same expressions make the same data set on Spark as on DuckDB, and the same errors for bad lines."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def session() -> Iterator[Any]:
-    """One session for all tests, which `prepare` finds; compiling every small query would take most of the time."""
+    """One session for all tests, which `prepare` finds. Compiling every small query would take most of the time."""
     pyspark = pytest.importorskip("pyspark.sql")
     session = (
         pyspark.SparkSession.builder.master("local[2]")
@@ -39,7 +39,7 @@ def session() -> Iterator[Any]:
 
 
 def prepare_on_both(kind: str, log: Path, **options: Any) -> tuple[Path, PrepareReport]:
-    """Prepare on both engines, compare everything, and answer DuckDB's data set."""
+    """Prepare on both engines, compare everything, and return DuckDB's data set."""
     outs = {engine: log.parent / engine for engine in ("duckdb", "spark")}
     reports = {engine: prepare(kind, log, out, engine=engine, **options) for engine, out in outs.items()}
     described = {engine: describe(out) for engine, out in outs.items()}

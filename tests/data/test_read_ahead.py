@@ -1,4 +1,4 @@
-"""Items made ahead in threads: the same, in order, and in a thread where that pays."""
+"""Items that are read ahead in threads: they are the same, in order, and slow ones are made in a thread."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -7,20 +7,20 @@ import pytest
 
 from hotrows.data import read_ahead
 from hotrows.data.read_ahead import (
-    ENOUGH,
-    HANDING_OVER,
-    SETTLING,
-    TRIED,
-    VERY_SLOW,
+    HANDOFF_SECONDS,
+    NUM_TIMED,
+    NUM_VERY_SLOW,
+    NUM_WARMUP,
+    VERY_SLOW_SECONDS,
     iterate_ahead,
     iterate_ahead_if_slow,
 )
 
-FIRST = SETTLING + TRIED  # these tell where the others are made
+FIRST = NUM_WARMUP + NUM_TIMED  # these items decide where the others are made
 
 
 class Clock:
-    """Time that passes only where an item is made, so that the load of the machine decides nothing."""
+    """A clock that advances only when an item is made, so that the load of the machine has no effect."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def makers(seconds: Iterable[float], clock: Clock) -> Iterator[tuple[int, int]]:
-    """Numbers, and the thread that made each."""
+    """Yield numbers, each with the thread that made it."""
     for i, taken in enumerate(seconds):
         clock.now += taken
         yield i, threading.get_ident()
@@ -55,26 +55,27 @@ def test_the_same_items_in_order(num: int, seconds: float, clock: Clock) -> None
 
 
 @pytest.mark.parametrize(
-    ("seconds", "num_tried"), [(1.01 * HANDING_OVER, TRIED), (0.0005, TRIED), (2 * VERY_SLOW, ENOUGH)]
+    ("seconds", "num_timed"),
+    [(1.01 * HANDOFF_SECONDS, NUM_TIMED), (0.0005, NUM_TIMED), (2 * VERY_SLOW_SECONDS, NUM_VERY_SLOW)],
 )
-def test_slow_items_come_from_a_thread(seconds: float, num_tried: int, clock: Clock) -> None:
-    assert made_here((FIRST + 20) * [seconds], clock) == list(range(SETTLING, SETTLING + num_tried))
+def test_slow_items_come_from_a_thread(seconds: float, num_timed: int, clock: Clock) -> None:
+    assert made_here((FIRST + 20) * [seconds], clock) == list(range(NUM_WARMUP, NUM_WARMUP + num_timed))
 
 
 def test_items_that_are_slow_now_and_then_come_from_a_thread(clock: Clock) -> None:
-    """As where several batches are read at once."""
-    seconds = [0.0 if i % 4 else 2 * VERY_SLOW for i in range(2 * FIRST)]
+    """A loader that reads several batches at once has such items."""
+    seconds = [0.0 if i % 4 else 2 * VERY_SLOW_SECONDS for i in range(2 * FIRST)]
     assert max(made_here(seconds, clock)) < FIRST
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.99 * HANDING_OVER])
+@pytest.mark.parametrize("seconds", [0.0, 0.99 * HANDOFF_SECONDS])
 def test_fast_items_do_not(seconds: float, clock: Clock) -> None:
-    assert made_here(2 * FIRST * [seconds], clock) == list(range(SETTLING, 2 * FIRST))
+    assert made_here(2 * FIRST * [seconds], clock) == list(range(NUM_WARMUP, 2 * FIRST))
 
 
 @pytest.mark.parametrize("at", [3, FIRST + 5])
 @pytest.mark.parametrize("seconds", [0.0, 0.001])
-def test_what_goes_wrong_is_raised_where_it_was_due(at: int, seconds: float, clock: Clock) -> None:
+def test_an_error_is_raised_in_place_of_its_item(at: int, seconds: float, clock: Clock) -> None:
     def failing() -> Iterator[int]:
         for i, _ in makers(at * [seconds], clock):
             yield i
@@ -87,7 +88,7 @@ def test_what_goes_wrong_is_raised_where_it_was_due(at: int, seconds: float, clo
 
 
 def test_the_thread_ends_with_the_iterator() -> None:
-    before = set(threading.enumerate())  # some of an earlier test may be ending
+    before = set(threading.enumerate())  # threads of an earlier test may still be ending
     items = iterate_ahead(i for i in range(1_000_000))
     assert next(items) == 0
     started = set(threading.enumerate()) - before

@@ -154,7 +154,7 @@ def test_a_model_learns_from_the_ids() -> None:
     train, test = (whole(list(dataset.loader(split, 4096))) for split in ("train", "test"))
     small = [f for f, c in enumerate(dataset.schema.categorical) if c.num_ids < 500]
     clicks = torch.zeros(len(test.label), dtype=torch.float64)
-    for f in small:  # naive Bayes, smoothed
+    for f in small:  # the model is a smoothed naive Bayes classifier
         shown = torch.bincount(ids_of(train)[:, f], minlength=500).double()
         clicked = torch.bincount(ids_of(train)[:, f], weights=train.label.double(), minlength=500)
         rate = (clicked + 5) / (shown + 20)
@@ -186,7 +186,7 @@ def test_drift_changes_the_popular_ids() -> None:
     kept_still = len(popular(still, "train") & popular(still, "test"))
     kept_drifting = len(popular(drifting, "train") & popular(drifting, "test"))
     assert kept_still > 75
-    assert 20 < kept_drifting < 0.7 * kept_still  # six days of a tenth each
+    assert 20 < kept_drifting < 0.7 * kept_still  # a tenth of the ids drifts on each of six days
 
 
 @given(num_ids=st.integers(1, 3000), share=st.floats(0.001, 1.0), day=st.integers(0, 30))
@@ -211,7 +211,7 @@ def test_quantiles_rise_to_the_number_of_ids(num_ids: int, exponent: float, offs
     assert quantiles[-1] == num_ids << 16
     assert (np.diff(quantiles) >= 0).all()
     shares = np.diff(cumulative_share(quantiles, np.arange(min(num_ids, 50) + 1)))
-    assert (shares[:-1] - shares[1:] > -1e-3).all()  # by falling frequency
+    assert (shares[:-1] - shares[1:] > -1e-3).all()  # ids are in order of falling frequency
 
 
 @pytest.mark.gpu

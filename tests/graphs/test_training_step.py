@@ -228,7 +228,9 @@ def test_batches_share_their_turns(num, monkeypatch):
     """In full parties, with rows leaving all the while."""
     monkeypatch.setattr(planning_graph, "party_size", lambda *_: num)
     turns, run_turn = [], planning_graph.PlanningGraph.run
-    monkeypatch.setattr(planning_graph.PlanningGraph, "run", lambda self, *how: (turns.append(how[:2]), run_turn(self, *how)))
+    monkeypatch.setattr(
+        planning_graph.PlanningGraph, "run", lambda self, *how: (turns.append(how[:2]), run_turn(self, *how))
+    )
     batches = make_batches(60)
     ours = run(batches, graphs=True, cache=700, depth=3, window=16, optimizer="adam")
     assert sum(plans for _, plans in turns) == 60 // num

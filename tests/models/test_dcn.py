@@ -26,7 +26,7 @@ def test_matrix_cross(rank: int | None) -> None:
 
 
 def test_two_layers_make_a_polynomial_of_degree_three() -> None:
-    """In a factor t on the inputs, the fourth differences of a cubic vanish and the third do not."""
+    """As a function of a factor t on the inputs, the fourth differences of a cubic are zero and the third are not."""
     torch.manual_seed(0)
     model = DCN(2, 3, dim=2, num_cross=2, hidden=(4,)).double()
     torch.nn.init.zeros_(model.last.weight[:, -4:])  # without the deep part

@@ -1,4 +1,4 @@
-"""DeepFM: the terms that it adds up."""
+"""DeepFM: the terms that it sums."""
 
 import pytest
 import torch

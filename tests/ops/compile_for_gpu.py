@@ -1,7 +1,7 @@
-"""Compiles every kernel for a GPU that need not be there, by calling the launchers with kernels that do not run.
+"""Compiles every kernel for a GPU that need not be there. It calls the launchers, with kernels that are not run.
 
-Run as a script, by test_compiles_for_gpu.py: the tests around it run kernels in Triton's interpreter, which is chosen
-when a kernel is defined, and knows less of what a compiler refuses.
+test_compiles_for_gpu.py runs this as a script, because the other tests run kernels in Triton's interpreter, and whether
+a kernel is interpreted is fixed when it is defined. The interpreter accepts much that the compiler refuses.
 """
 
 import re
@@ -14,10 +14,12 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from hotrows.cache.indexes import make_index
+from hotrows.cache.planning.buffers import PlanBuffers, RequestBuffers
 from hotrows.cache.planning.id_columns import IdColumns
 from hotrows.cache.planning.identity_planner import IdentityPlanner
-from hotrows.cache.planning.kernel_planner import KernelPlanner, PlanBuffers, RequestBuffers
-from hotrows.cache.planning.planner import Counts, EagerPlanner
+from hotrows.cache.planning.kernel_planner import KernelPlanner
+from hotrows.cache.planning.planner import EagerPlanner
+from hotrows.cache.planning.protocol import Counts, Planner
 from hotrows.cache.policies import Lookahead, make_policy
 from hotrows.cache.slots import Slots
 from hotrows.dense.bce_loss import kernel as bce_loss
@@ -91,39 +93,42 @@ def rows_and_moves() -> None:
     remap.remap(rows, num, ints(90))
     unique.unique_rows(rows)
     write_to_address.write_to_address(torch.zeros(3), torch.zeros(1, dtype=torch.int64))
-    for most in (9, 1 << 18):  # small and large blocks
-        select_victims.select(ints(9000), ints(9000), torch.zeros(9000, dtype=torch.bool), 0, num, most)
+    for length in (9, 1 << 18):  # small and large blocks
+        select_victims.select_victims(ints(9000), ints(9000), torch.zeros(9000, dtype=torch.bool), 0, num, length)
 
 
 def planning() -> None:
     sizes = torch.tensor([50, 400, 3])
-    part = IdColumns(None, sizes.cumsum(0) - sizes, sizes)
-    some = IdColumns(torch.tensor([2, 0]), sizes[:2], sizes[:2])
-    shared = IdColumns(None, torch.tensor([0, 50, 0]), sizes[[0, 1, 0]])
+    all_columns = IdColumns(None, sizes.cumsum(0) - sizes, sizes)
+    some_columns = IdColumns(torch.tensor([2, 0]), sizes[:2], sizes[:2])
+    same_table = IdColumns(None, torch.tensor([0, 50, 0]), sizes[[0, 1, 0]])
     with_counts = Lookahead(torch.ones(453))
     for columns, policy, index in (
-        (part, make_policy("lookahead"), "hash"), (some, with_counts, "direct"), (shared, make_policy("lfu"), "hash"),
+        (all_columns, make_policy("lookahead"), "hash"), (some_columns, with_counts, "direct"),
+        (same_table, make_policy("lfu"), "hash"), (all_columns, make_policy("lookahead"), "set-associative"),
+        (some_columns, make_policy("lru"), "set-associative"), (all_columns, make_policy("lfu"), "set-associative"),
     ):  # fmt: skip
-        slots = Slots(120, torch.device("cpu"))
+        slots = Slots(128, torch.device("cpu"))
         for parts in (1, 2, 4):
             plan_with(EagerPlanner(slots, make_index(index, 453, slots), policy), columns, 453, parts=parts)
-    plan_with(IdentityPlanner(2**40), part, 2**40)  # rows of 64 bits
-    for num_samples in (1024, 2048, unique.MOST_SAMPLES, unique.MOST_SAMPLES + 1):
-        plan_with(IdentityPlanner(800), some, 800, num_samples)
+    plan_with(IdentityPlanner(2**40), all_columns, 2**40)  # rows of 64 bits
+    for num_samples in (1024, 2048, unique.MAX_SAMPLES, unique.MAX_SAMPLES + 1):
+        plan_with(IdentityPlanner(800), some_columns, 800, num_samples)
 
 
-def plan_with(
-    planner: EagerPlanner | IdentityPlanner, columns: IdColumns, num_rows: int, num_samples: int = BATCH, parts: int = 1
-) -> None:
+def plan_with(planner: Planner, columns: IdColumns, num_rows: int, num_samples: int = BATCH, parts: int = 1) -> None:
     device, num_lookups = torch.device("cpu"), num_samples * columns.first_row.numel()
-    places = RequestBuffers(3, num_lookups, device, ints(3 * parts, 2), parts, ints(3, 2))
-    seats = PlanBuffers(2 * parts, num_lookups, device, ints(2 * parts, len(Counts._fields)))
-    fused = KernelPlanner(planner, columns, num_samples, num_rows, places, seats, ints(4, plan.NUM_NUMBERS))
-    if isinstance(planner, EagerPlanner) and isinstance(planner.policy, Lookahead):
-        planner.policy.next_use.expect(0, fused.num_lookups)
+    request_buffers = RequestBuffers(3, num_lookups, device, ints(3 * parts, 2), parts, ints(3, 2))
+    plan_buffers = PlanBuffers(2 * parts, num_lookups, device, ints(2 * parts, len(Counts._fields)))
+    host_inputs = ints(4, plan.NUM_INPUTS)
+    spec = planner.kernel_spec()
+    assert spec is not None
+    kernels = KernelPlanner(spec, columns, num_samples, num_rows, request_buffers, plan_buffers, host_inputs)
+    if spec.cache is not None and spec.cache.policy.next_use is not None:
+        spec.cache.policy.next_use.expect(0, kernels.num_lookups)
     ids = torch.zeros(parts * num_samples, FEATURES, dtype=torch.int64)
     for announces, plans in ((True, False), (False, True), (True, True)):
-        fused.turn(ids, announces, plans)
+        kernels.run(ids, announces, plans)
 
 
 def rows_in_training() -> None:
@@ -133,10 +138,13 @@ def rows_in_training() -> None:
     for (rule, (hyper, parts)), dim in zip(RULES.items(), (97, DIM), strict=True):
         grad = torch.zeros(num_lookups, dim)
         cache = torch.zeros(50, -(-parts * dim // 4) * 4)
-        backward_update.backward_update(rule, cache, slots, num, grad, order, starts, None, None, None, dim, hyper, None)
+        backward_update.backward_update(
+            rule, cache, slots, num, grad, order, starts, None, None, None, dim, hyper, None
+        )  # fmt: skip
         row_optimizer.row_optimizer(rule, cache, slots, grad, num, dim, hyper)
         pool.pool(torch.zeros(50, dim), slots, None, None, dim, "sum")
-    row_optimizer._rule_without_kernel("sgd", torch.zeros(50, DIM), slots, grad, num, DIM, (0.1, 0.0))  # as for a user's own rule
+    # A user's own rule is computed like this one, without a kernel of its own.
+    row_optimizer._rule_without_kernel("sgd", torch.zeros(50, DIM), slots, grad, num, DIM, (0.1, 0.0))
     segment_sum.segment_sum(grad, order, starts, num, None, None, None)
     for mode in ("sum", "max"):
         pool.pool(torch.zeros(50, DIM), slots, offsets, weights if mode == "sum" else None, DIM, mode)
@@ -170,7 +178,9 @@ def optimizer_override() -> None:
     for weight_decay in (0.0, 0.1):
         for momentum, is_first_step in ((0.0, False), (0.9, True), (0.9, False)):
             nesterov = maximize = weight_decay != 0
-            dense_optimizer.sgd(params, params, params, lr, weight_decay, momentum, 0.1, nesterov, maximize, is_first_step)
+            dense_optimizer.sgd(
+                params, params, params, lr, weight_decay, momentum, 0.1, nesterov, maximize, is_first_step
+            )  # fmt: skip
         for decoupled in (False, True):
             dense_optimizer.adam(
                 params, params, params, params, steps, lr, 0.9, 0.999, weight_decay, 1e-8, decoupled, decoupled
@@ -184,17 +194,17 @@ if __name__ == "__main__":
     defined = {
         f"{function.__module__}.{function.__name__}": function
         for name, module in sys.modules.items()
-        if re.fullmatch(r"hotrows\.ops\..*\.kernel(_\w+)?", name)
+        if re.fullmatch(r"hotrows\.(ops|dense)\..*\.kernel(_\w+)?", name)
         for function in vars(module).values()
         if isinstance(function, JITFunction)
     }
-    # what others call is compiled with them
-    parts = {
+    # A function that others call is compiled with them.
+    called = {
         name
         for name, function in defined.items()
         if any(re.search(rf"\b{function.__name__}\(", other.src) for other in defined.values() if other is not function)
     }
-    missing = sorted(set(defined) - compiled - parts)
+    missing = sorted(set(defined) - compiled - called)
     print("\n".join(sorted(compiled)))
     if missing:
         sys.exit(f"never launched, so never compiled: {', '.join(missing)}")

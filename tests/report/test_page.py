@@ -153,7 +153,7 @@ def test_killed_in_the_middle_of_a_line(run: Path) -> None:
     assert page.plots(empty=True) == {"memory", "contents"}
     assert "unfinished" in page.text
     assert "metrics.jsonl has 1 broken line" in page.text
-    assert "Test AUC 0.7987" in page.text  # it was measured before
+    assert "Test AUC 0.7987" in page.text  # it is in the metrics file
 
 
 def test_a_broken_summary_is_reported(run: Path) -> None:

@@ -33,7 +33,7 @@ def test_positions_reach_the_right_edge(end: int) -> None:
 def test_few_values_far_away_do_not_flatten_the_rest() -> None:
     usual = [0.5 + 0.01 * math.sin(index) for index in range(100)]
     assert value_axis([900.0, *usual]).high < 1
-    assert value_axis([90.0, *usual], highest=100).high >= 90  # but shares of a whole are all shown
+    assert value_axis([90.0, *usual], highest=100).high >= 90  # all values are shown if there is a highest one
 
 
 @pytest.mark.parametrize(

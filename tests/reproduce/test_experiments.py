@@ -1,4 +1,4 @@
-"""Every figure at a tiny scale: it runs, it is written, and what must be identical is."""
+"""Every figure at a tiny scale: it runs and is written, and results that must be identical are."""
 
 import csv
 import dataclasses

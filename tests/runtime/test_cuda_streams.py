@@ -55,7 +55,9 @@ def test_recorded_work_runs_in_the_stream_behind_marks(current):
     past = streams.CudaEvent(Stream(stream_id=3))
     past._event.is_past = True
     assert past.query()
-    event = stream.submit(lambda: seen.append(current["stream"]), (before, past, streams.CompletedEvent()), replays_graph=True)
+    event = stream.submit(
+        lambda: seen.append(current["stream"]), (before, past, streams.CompletedEvent()), replays_graph=True
+    )
     assert seen == [7]
     assert current == {"device": 0, "stream": 0}
     assert before._event.log == [("record", 3), ("wait", 7)]

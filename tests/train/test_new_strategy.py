@@ -29,7 +29,7 @@ size = "10%"
 [train]
 batch_size = 256
 eval_every = 8
-max_steps = 20
+max_steps = 18
 """
 
 
@@ -69,7 +69,7 @@ class ReversedBlocks:
 
 
 class ReversedStrategy(LookaheadStrategy):
-    """Decides the order of the batches, and keeps what it hears of evaluations."""
+    """Decides the order of the batches, and records all evaluations."""
 
     help = "Trains every block of batches in reverse order."
     options_type = ReversedOptions
@@ -92,7 +92,7 @@ class ReversedStrategy(LookaheadStrategy):
 
     @classmethod
     def describe_outcome(cls, outcome: Mapping[str, Any]) -> list[tuple[str, str]]:
-        return [("heard of", f"{len(outcome['evaluations'])} evaluations")]
+        return [("was called", f"after {len(outcome['evaluations'])} evaluations")]
 
 
 @pytest.fixture(autouse=True)
@@ -117,14 +117,14 @@ def test_it_trains_from_a_run_file_in_the_order_it_decides(tmp_path: Path) -> No
     assert reordered["train"] != plain["train"]
 
 
-def test_it_hears_every_evaluation(tmp_path: Path) -> None:
+def test_it_is_called_after_every_evaluation(tmp_path: Path) -> None:
     summary = last_line(train(tmp_path / "run", "reversed"))
     outcome: Any = summary["strategy_outcome"]
     assert [(split, step) for split, step, _ in outcome["evaluations"]] == [
-        ("valid", 8), ("valid", 16), ("valid", 20), ("test", 20),
+        ("valid", 8), ("valid", 16), ("valid", 18), ("test", 18),
     ]  # fmt: skip
     results: Any = {split: summary[split] for split in ("valid", "test")}
-    assert outcome["evaluations"][-2:] == [["valid", 20, results["valid"]["auc"]], ["test", 20, results["test"]["auc"]]]
+    assert outcome["evaluations"][-2:] == [["valid", 18, results["valid"]["auc"]], ["test", 18, results["test"]["auc"]]]
 
 
 def test_its_settings_and_outcome_are_in_the_run_directory(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_its_settings_and_outcome_are_in_the_run_directory(tmp_path: Path) -> No
     config = (tmp_path / "run" / "out" / "config.json").read_text()
     assert '"reversed": {' in config
     report = (tmp_path / "run" / "out" / "report.html").read_text()
-    for text in ("Trains every block of batches in reverse order.", "all of it", "4 evaluations"):
+    for text in ("Trains every block of batches in reverse order.", "all of it", "after 4 evaluations"):
         assert text in report
-    assert "heard of" in shown.stdout
+    assert "was called" in shown.stdout
 
 
 def test_its_settings_are_in_the_help(monkeypatch: pytest.MonkeyPatch) -> None:

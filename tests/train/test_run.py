@@ -1,4 +1,4 @@
-"""Whole runs on synthetic data: the same result in any cache, and everything that a run leaves behind."""
+"""Whole runs on synthetic data: the same result in any cache, and the files of a run."""
 
 import json
 from pathlib import Path

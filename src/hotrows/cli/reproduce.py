@@ -50,8 +50,6 @@ def reproduce(
     with reported_plainly():
         from hotrows.reproduce.bench import Bench
         from hotrows.reproduce.experiment import choose
-        from hotrows.train.config import PRECISIONS
-        from hotrows.train.run import choose_device
 
         if paper not in PAPERS:
             raise ValueError(f"paper is {paper!r}: known are {', '.join(PAPERS)}; --list says what each has")
@@ -61,11 +59,7 @@ def reproduce(
         if steps is not None and steps < 2:
             raise ValueError(f"steps is {steps}, it must be 2 or more")
         chosen = choose(PAPERS[paper].experiments, figures or [], paper)
-        on_gpu = choose_device(device).type == "cuda"
-        precision = precision or ("tf32" if on_gpu and scale == "full" else "fp32")
-        if precision not in PRECISIONS or (precision != "fp32" and not on_gpu):
-            allowed = ", ".join(PRECISIONS) if on_gpu else "fp32 on a CPU"
-            raise ValueError(f"precision is {precision!r}: allowed is {allowed}")
+        precision = _choose_precision(precision, device, scale)
         given = {shape: name for shape, name in (("criteo-kaggle", data), ("avazu", avazu)) if name is not None}
         found, interrupted = _run_all(paper, chosen, Bench(scales[scale], device, given, steps, precision), out / paper)
     failed = [
@@ -77,6 +71,18 @@ def reproduce(
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
+
+
+def _choose_precision(precision: str | None, device: str, scale: str) -> str:
+    from hotrows.train.config import PRECISIONS
+    from hotrows.train.run import choose_device
+
+    on_gpu = choose_device(device).type == "cuda"
+    chosen = precision or ("tf32" if on_gpu and scale == "full" else "fp32")
+    if chosen not in PRECISIONS or (chosen != "fp32" and not on_gpu):
+        allowed = ", ".join(PRECISIONS) if on_gpu else "fp32 on a CPU"
+        raise ValueError(f"precision is {chosen!r}: allowed is {allowed}")
+    return chosen
 
 
 def _run_all(

@@ -37,7 +37,8 @@ def show_strategies() -> None:
         table.add_row(f"[cyan]{escape(name)}[/]", escape(kind.help))
     console.print(table)
     console.print("\nSettings in a run file, with their defaults:")
-    for section, options_type in {"cache": CacheSettings, **option_sections()}.items():
+    sections: dict[str, type[Any]] = {"cache": CacheSettings, **option_sections()}
+    for section, options_type in sections.items():
         table = Table(title=f"\\[{section}]", title_justify="left", title_style="bold", show_header=False, box=None)
         table.add_column(no_wrap=True)
         table.add_column()

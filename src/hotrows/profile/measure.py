@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.schema import DataSet
+from hotrows.data.schema import DataSet, Schema
 from hotrows.profile.frequencies import Skew
 from hotrows.profile.lookups import Lookups, RowNumbers, Rows
 from hotrows.profile.miss_ratio import MissRatioCurve, Sampler
@@ -78,11 +78,11 @@ def profile(
     hit_rate: float | None = None,
     memory: int | str | None = None,
     record_bytes: int = 512,
-    progress: Callable[[str, float], None] | None = None,
+    progress: Callable[[str, float], None] = lambda step, done: None,
 ) -> Profile:
     """Read the training split once and measure how its ids are used.
 
-    Frequencies are the data set's own counts; deduplication and misses come from the samples that are read.
+    Frequencies are the data set's own counts. Deduplication and misses come from the samples that are read.
 
     Args:
         batch_size: the batch size of the training that is planned.
@@ -101,54 +101,71 @@ def profile(
         found.deduplication  # {1024: 0.26, 2048: 0.21, …}
         found.suggestion.rows
     """
+    wanted = _num_to_read(dataset, num_samples, batch_size)
+    numbers = RowNumbers(dataset.schema)
+    sample_rate = _sample_rate(dataset.schema, wanted) if sample_rate is None else sample_rate
+    # A block has whole batches, and is long enough for the largest of DEDUPLICATION_SIZES.
+    block = batch_size * -(-max(DEDUPLICATION_SIZES) // batch_size)
+    samples = _Samples(batch_size, Sampler(sample_rate, seed))
+    for batch in dataset.loader("train", block, shuffle=shuffle, seed=seed):
+        samples.add(numbers.lookups(batch.ids).first(wanted - samples.num))
+        progress("reading", samples.num / wanted)
+        if samples.num == wanted:
+            break
+    curve = samples.sampler.curve()
+    by_table = {table: Skew.of(counts.cpu().numpy()) for table, counts in dataset.counts().items()}
+    return Profile(
+        data=dataset.name,
+        num_samples=samples.num,
+        batch_size=batch_size,
+        sample_rate=sample_rate,
+        columns=tuple(ColumnProfile(c.name, c.table, by_table[c.table]) for c in dataset.schema.categorical),
+        pooled=Skew.pooled(list(by_table.values())),
+        deduplication=samples.deduplication.shares(),
+        curve=curve,
+        cache_sizes=_sizes(samples.largest_batch, curve.largest),
+        suggestion=suggest(curve, numbers.num_rows, record_bytes, hit_rate=hit_rate, memory=memory),
+    )
+
+
+def _num_to_read(dataset: DataSet, num_samples: int | None, batch_size: int) -> int:
     available = dataset.num_samples("train")
     wanted = min(available, NUM_SAMPLES if num_samples is None else num_samples)
     for name, value in [("batch_size", batch_size), ("num_samples", wanted)]:
         if value < 1:
             raise ValueError(f"{name} is {value}, it must be a whole number from 1 up (there are {available} samples)")
-    numbers = RowNumbers(dataset.schema)
-    if sample_rate is None:
-        num_lookups = wanted * sum(column.max_length for column in dataset.schema.categorical)
-        sample_rate = min(1.0, max(0.01, FOLLOWED_LOOKUPS / num_lookups))
-    sampler = Sampler(sample_rate, seed)
-    deduplication = _Deduplication()
-    # A block has whole batches, and is long enough for the largest of DEDUPLICATION_SIZES.
-    block = batch_size * -(-max(DEDUPLICATION_SIZES) // batch_size)
-    read = 0
-    largest_batch = 1
-    for batch in dataset.loader("train", block, shuffle=shuffle, seed=seed):
-        lookups = numbers.lookups(batch.ids).first(wanted - read)
-        read += lookups.num_samples
-        for rows in lookups.batches(batch_size, drop_last=False):
-            unique = unique_rows(rows)
-            sampler.add(unique)
-            largest_batch = max(largest_batch, unique.size)
-        for size in DEDUPLICATION_SIZES:
-            deduplication.add(size, lookups)
-        if progress is not None:
-            progress("reading", read / wanted)
-        if read >= wanted:
-            break
-    curve = sampler.curve()
-    by_table = {table: Skew.of(counts.cpu().numpy()) for table, counts in dataset.counts().items()}
-    return Profile(
-        data=dataset.name,
-        num_samples=read,
-        batch_size=batch_size,
-        sample_rate=sample_rate,
-        columns=tuple(ColumnProfile(c.name, c.table, by_table[c.table]) for c in dataset.schema.categorical),
-        pooled=Skew.pooled(list(by_table.values())),
-        deduplication=deduplication.shares(),
-        curve=curve,
-        cache_sizes=_sizes(largest_batch, curve.largest),
-        suggestion=suggest(curve, numbers.num_rows, record_bytes, hit_rate=hit_rate, memory=memory),
-    )
+    return wanted
+
+
+def _sample_rate(schema: Schema, num_samples: int) -> float:
+    num_lookups = num_samples * sum(column.max_length for column in schema.categorical)
+    return min(1.0, max(0.01, FOLLOWED_LOOKUPS / num_lookups))
 
 
 def unique_rows(rows: Rows) -> Rows:
     """Each row once, ascending."""
     rows = np.sort(rows)
     return rows[np.concatenate([[True], rows[1:] != rows[:-1]])] if rows.size else rows
+
+
+class _Samples:
+    """What is measured over the samples that are read."""
+
+    def __init__(self, batch_size: int, sampler: Sampler) -> None:
+        self._batch_size = batch_size
+        self.sampler = sampler
+        self.deduplication = _Deduplication()
+        self.num = 0
+        self.largest_batch = 1  # the most unique rows of a batch
+
+    def add(self, lookups: Lookups) -> None:
+        self.num += lookups.num_samples
+        for rows in lookups.batches(self._batch_size, drop_last=False):
+            unique = unique_rows(rows)
+            self.sampler.add(unique)
+            self.largest_batch = max(self.largest_batch, unique.size)
+        for size in DEDUPLICATION_SIZES:
+            self.deduplication.add(size, lookups)
 
 
 class _Deduplication:

@@ -147,9 +147,9 @@ def memory(case: Case, bench: Bench) -> Result:
     notes = [f"Paper: bars on an axis from {case.memory}."]
     if bench.on_gpu:
         notes += [
-            "Memory is counted as in the paper's published code, which asks for what is allocated and reserved when "
-            "the last iteration of an epoch is over. What an iteration takes besides while it runs is the same with a "
-            f"cache and without one: of the most that is allocated at any time, 1.5% saves {at_most:.1%}."
+            "Memory is counted as in the paper's published code, which reads what is allocated and reserved after the "
+            "last iteration of an epoch. An iteration needs the same temporary memory with a cache and without one: of "
+            f"the most that is allocated at any time, 1.5% saves {at_most:.1%}."
         ]
     else:
         notes += ["Memory is on a CPU: the bytes of cache, slots, index, the transmitter's block, and model."]

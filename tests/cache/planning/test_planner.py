@@ -14,7 +14,9 @@ def make(capacity: int) -> EagerPlanner:
     return EagerPlanner(slots, make_index("hash", 1000, slots), make_policy("lru"))
 
 
-def plan(planner: EagerPlanner, rows: list[int], placement: Placement, oldest: int | None = None) -> tuple[Plan, Counts]:
+def plan(
+    planner: EagerPlanner, rows: list[int], placement: Placement, oldest: int | None = None
+) -> tuple[Plan, Counts]:
     made = planner.plan(unique_rows(torch.tensor(rows, dtype=torch.int64)), placement, oldest)
     return made, Counts(*made.counts.tolist())
 

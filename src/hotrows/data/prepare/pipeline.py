@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import ibis
 
@@ -57,17 +58,15 @@ def prepare(
         config: for `table`, the TOML file that names the columns.
         progress: called with the name of the current step and the share of it that is done, 0 to 1.
     """
-    started = time.perf_counter()
-    input, out = Path(input), Path(out)
-    if on_error not in ("stop", "skip"):
-        raise ValueError(f"unknown on_error {on_error!r}; known: stop, skip")
-    if min_count < 1:
-        raise ValueError(f"min_count={min_count}: must be at least 1")
+    started, input, out = time.perf_counter(), Path(input), Path(out)
     check_fractions(split, valid, test)
+    _check(min_count, on_error, out)
     on_progress = progress or (lambda phase, done: None)
-    if out.exists():
-        raise OutputError(f"{out} exists already: choose another directory, or remove it first")
     log = open_log(kind, list_files(input), config)
+    options = {
+        "min_count": min_count, "split": split, "valid": valid, "test": test, "seed": seed, "on_error": on_error,
+        "memory_limit": memory_limit,
+    }  # fmt: skip
     with new_directory(out) as directory:
         work = directory / "work"
         running = connect(engine, memory_limit, work)
@@ -80,37 +79,24 @@ def prepare(
         finally:
             running.close()
         rmtree(work)
-        samples = {name: sum(Part.of_file(path).num_rows for path in files[name]) for name in SPLITS}
-        options = {"min_count": min_count, "split": split, "valid": valid, "test": test, "seed": seed}
-        source = {
-            "kind": kind,
-            "input": [str(file.path) for file in log.files],
-            "options": {**options, "on_error": on_error, "memory_limit": memory_limit},
-            "engine": engine,
-            "hotrows": hotrows.__version__,
-            "rows_read": job.num_read,
-            "rows_skipped": {skipped.reason: skipped.num_rows for skipped in job.skipped},
-        }
-        described = {"dense": list(schema.dense), "categorical": [asdict(column) for column in schema.categorical]}
-        shards = {
-            name: {
-                "num_samples": samples[name],
-                "files": [path.relative_to(directory).as_posix() for path in files[name]],
-            }
-            for name in SPLITS
-        }
+        num_samples = {name: sum(Part.of_file(path).num_rows for path in files[name]) for name in SPLITS}
         on_progress("finishing", 0.0)
-        write_description(directory, {"name": log.name, "schema": described, "splits": shards, "source": source})
+        description = job.describe(schema, files, num_samples)
+        description["source"] |= {"kind": kind, "options": options, "engine": engine}
+        write_description(directory, description)
     on_progress("finishing", 1.0)
-    return PrepareReport(
-        name=log.name,
-        out=out,
-        num_rows=job.num_read,
-        skipped=tuple(job.skipped),
-        num_ids={column.name: column.num_ids for column in schema.categorical},
-        num_samples=samples,
-        seconds=time.perf_counter() - started,
-    )
+    num_ids = {column.name: column.num_ids for column in schema.categorical}
+    skipped, seconds = tuple(job.skipped), time.perf_counter() - started
+    return PrepareReport(log.name, out, job.num_read, skipped, num_ids, num_samples, seconds)
+
+
+def _check(min_count: int, on_error: str, out: Path) -> None:
+    if on_error not in ("stop", "skip"):
+        raise ValueError(f"unknown on_error {on_error!r}; known: stop, skip")
+    if min_count < 1:
+        raise ValueError(f"min_count={min_count}: must be at least 1")
+    if out.exists():
+        raise OutputError(f"{out} exists already: choose another directory, or remove it first")
 
 
 def open_log(kind: str, paths: tuple[Path, ...], config: Path | None) -> Log:
@@ -246,6 +232,29 @@ class _Job:
         if not files["train"]:
             raise ValueError(f"{rows.num_rows} rows leave none for training: take smaller fractions for valid and test")
         return files
+
+    def describe(
+        self, schema: Schema, files: dict[str, tuple[Path, ...]], num_samples: dict[str, int]
+    ) -> dict[str, Any]:
+        """The content of dataset.json, for `write_description`."""
+        splits = {
+            name: {
+                "num_samples": num_samples[name],
+                "files": [path.relative_to(self.directory).as_posix() for path in files[name]],
+            }
+            for name in SPLITS
+        }
+        return {
+            "name": self.log.name,
+            "schema": {"dense": list(schema.dense), "categorical": [asdict(column) for column in schema.categorical]},
+            "splits": splits,
+            "source": {
+                "input": [str(file.path) for file in self.log.files],
+                "hotrows": hotrows.__version__,
+                "rows_read": self.num_read,
+                "rows_skipped": {skipped.reason: skipped.num_rows for skipped in self.skipped},
+            },
+        }
 
     def _read_file(self, file: LogFile, number: int) -> tuple[tuple[Part, ...], frozenset[int]]:
         if file.delimiter is None:
