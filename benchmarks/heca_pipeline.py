@@ -42,9 +42,9 @@ class SlowStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def swap(self, cache: torch.Tensor, moves: Moves) -> None:
-        take_time(self._ms, cache.device)
-        self._store.swap(cache, moves)
+    def exchange(self, records: torch.Tensor, moves: Moves) -> None:
+        take_time(self._ms, records.device)
+        self._store.exchange(records, moves)
 
 
 def take_time(ms: float, device: torch.device) -> None:

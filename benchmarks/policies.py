@@ -41,7 +41,7 @@ class WindowFacts(NamedTuple):
     most_seen: int  # and the most of all windows
 
 
-def look_at(trace: Sequence[Tensor], num_rows: int, window: int, warm_up: int) -> WindowFacts:
+def window_facts(trace: Sequence[Tensor], num_rows: int, window: int, warm_up: int) -> WindowFacts:
     seen = torch.zeros(num_rows, dtype=torch.bool)
     for batch in trace[:warm_up]:
         seen[batch] = True
@@ -127,7 +127,7 @@ def main() -> int:
     zipf = Zipf(arguments.rows, arguments.exponent)
     trace = [zipf.draw([arguments.lookups]) for _ in range(arguments.batches)]
     warm_up = arguments.batches // 5
-    facts = look_at(trace, arguments.rows, arguments.window, warm_up)
+    facts = window_facts(trace, arguments.rows, arguments.window, warm_up)
     print(
         f"{arguments.rows:,} rows, {arguments.batches} batches of {arguments.lookups} lookups, Zipf exponent "
         f"{arguments.exponent}, window {arguments.window}.\n"

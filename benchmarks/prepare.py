@@ -91,7 +91,7 @@ def compare(directory: Path, num_rows: int, repeats: int) -> dict[str, Any]:
 
     log = directory / "log.txt"
     write_criteo_log(log, num_rows)
-    print(f"{num_rows:,} rows, {log.stat().st_size / 1e6:,.0f} MB of text, best of {repeats} turns")
+    print(f"{num_rows:,} rows, {log.stat().st_size / 1e6:,.0f} MB of text, best of {repeats} runs")
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(repeats):
         for way in WAYS:
@@ -128,7 +128,7 @@ def fill_memory(directory: Path, limit_mb: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the log that pandas also reads")
-    parser.add_argument("--repeats", type=int, default=2, help="turns of each; the best counts")
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each; the best counts")
     parser.add_argument("--limit-mb", type=int, default=512, help="memory limit of the second part, 0 to leave it out")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)

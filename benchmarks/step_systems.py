@@ -190,14 +190,16 @@ def _difference_of_rows(
     for one, other in zip(ours.schedulers, ceiling.schedulers, strict=True):
         if one.updater.steps != other.updater.steps:
             return f"{one.updater.steps} steps of the rows' optimizer and {other.updater.steps}"
-        rows, expected = one.cache.store, other.cache.store
-        step = max(1, COMPARED_BYTES // rows.layout.num_bytes)
-        for start in range(0, rows.num_rows, step):
-            stop = min(start + step, rows.num_rows)
-            differ = _bits(rows.view(start, stop).to(device)) != _bits(expected.view(start, stop).to(device))
-            if bool(differ.any()):
-                row = start + int(differ.any(1).nonzero()[0])
-                return f"{_name_of_row(ours, row)}, and perhaps more after it"
+        layout, rows, expected = one.cache.store.layout, one.cache.store.records, other.cache.store.records
+        step = max(1, COMPARED_BYTES // layout.num_bytes)
+        for start in range(0, len(rows), step):
+            found, wanted = (records[start : start + step].to(device) for records in (rows, expected))
+            for field in layout.fields:
+                words = layout.columns(field.name)
+                differ = _bits(found[:, words]) != _bits(wanted[:, words])
+                if bool(differ.any()):
+                    row = start + int(differ.any(1).nonzero()[0])
+                    return f"{field.name} of {_name_of_row(ours, row)}, and perhaps more after it"
     return None
 
 

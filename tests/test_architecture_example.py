@@ -1,8 +1,10 @@
 """The worked example of docs/architecture.md: its numbers are those of the real planner."""
 
+import importlib
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from hotrows.cache.indexes import make_index
@@ -38,6 +40,7 @@ def example() -> str:
         (plan,) = planner.plan(uniques[numbers[name]], Placement.ATOMIC, in_flight, numbers[name])
         counts = Counts(*plan.counts.tolist())
         planner.resolve(plan, counts, Placement.ATOMIC)
+        planner.confirm_moves()
         plan_of[name] = plan.plan_number
         found = ", ".join(map(str, plan.slots.tolist())) if counts.fits else "none"
         lines.append(
@@ -80,3 +83,15 @@ def test_the_batches_of_the_example_are_those_of_the_page() -> None:
     text = PAGE.read_text()
     for name, rows in BATCHES.items():
         assert f"{name} = {rows}" in text
+
+
+def test_the_mutations_of_the_page_are_those_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PAGE.parents[1] / "tools")
+    script = importlib.import_module("mutations")
+    listed = PAGE.read_text().split("| what is taken out | where |")[1].split("\n\n")[0]
+    found = re.findall(r"^\| (.+?) \| `(\S+)` \| (.+) \|$", listed, re.MULTILINE)
+    expected = [
+        (each.rule, each.path, ", ".join(f"`{test}`" for test in each.tests.split())) for each in script.MUTATIONS
+    ]
+    rows = "\n".join(f"| {rule} | `{path}` | {tests} |" for rule, path, tests in expected)
+    assert found == expected, f"the page must have\n{rows}"

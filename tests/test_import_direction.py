@@ -2,8 +2,8 @@
 
     ops ← stores ← optim ← cache ← loop ← nn ← graphs ← strategies ← report ← train ← reproduce ← cli
 
-`runtime` is below all of them. What makes a dense model fast (`dense`) is optional. So no module of the core imports it,
-and only a function that a user asks to use it may.
+`runtime` is below all of them. What makes a dense model fast (`dense`) is optional. Therefore no module of the core
+imports it, and only a function that a user asks to use it may.
 """
 
 import ast

@@ -71,7 +71,7 @@ MUTATIONS = (
     ),
     Mutation(
         "overflow copies are written back", "loop/ticket_updates.py",
-        "    if ticket.overflows:\n        assert", "    if False:\n        assert",
+        "        scheduler.unwritten = ticket\n", "        pass\n",
         "tests/test_exactness.py::test_equal_to_uncached",
     ),
     Mutation(
@@ -146,7 +146,7 @@ MUTATIONS = (
     ),
     Mutation(
         "every plan is resolved before the cache is written back", "loop/scheduler.py",
-        '        """Write every row of the cache back to the store, and wait for it."""\n        self.resolve_all()\n',
+        '        """Write every row of the cache back to the store, and wait for it."""\n        self._complete_plans()\n',
         '        """Write every row of the cache back to the store, and wait for it."""\n',
         "tests/test_exactness.py tests/loop tests/nn",
     ),

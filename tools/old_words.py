@@ -73,7 +73,7 @@ def split_name(name: str) -> list[str]:
     return [part.lower() for part in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+", name)]
 
 
-DENSE = ("src/hotrows/dense/*", "tests/dense/*", "benchmarks/micro/*", "docs/benchmarks.md")
+DENSE = ("src/hotrows/dense/*", "tests/dense/*", "benchmarks/micro/*")
 DATA = (
     "src/hotrows/data/*", "tests/data/*", "src/hotrows/profile/*", "tests/profile/*", "benchmarks/loader.py",
     "benchmarks/prepare.py", "tests/cli/*", "src/hotrows/cli/*",
@@ -111,14 +111,19 @@ WORDS: tuple[Word, ...] = (
             Allowed(r"\w*param(eter)?_groups?|[Pp]aram(eter)? groups?|param_group", "torch.optim's parameter groups"),
             Allowed(
                 r"\b_?groups?\b", "torch.optim's parameter groups",
-                ("src/hotrows/optim.py", "src/hotrows/graphs/capturable_optimizers.py", "src/hotrows/train/*",
-                 "src/hotrows/dense/optimizer_override.py", "tests/graphs/test_capturable_optimizers.py",
-                 "tests/dense/test_optimizer_override.py", "tests/test_optim.py"),
+                ("src/hotrows/optim.py", "src/hotrows/graphs/*", "src/hotrows/train/*", "tests/graphs/*",
+                 "src/hotrows/dense/optimizer_override.py", "tests/dense/test_optimizer_override.py",
+                 "tests/test_optim.py"),
             ),
+            Allowed(r"`group\[", "torch.optim's parameter groups"),
             Allowed(r"\.groups?\(", "a match of a regular expression"),
             Allowed(r"\b\w*groups?\b", "Parquet row groups, Spark groups, groups of a log", DATA),
             Allowed(r"Parquet('s)? row groups?|row groups? of (a )?Parquet", "Parquet row groups"),
+            Allowed(r"\b(num|_)?_?groups?\b", "coalesced batches that belong together, or their plan buffers",
+                    ("src/hotrows/cache/planning/*", "src/hotrows/loop/graph_planning.py", "tests/cache/planning/*",
+                     "tests/ops/test_plan.py")),
             Allowed(r"process[_ ]groups?|group_by|groupby|groupBy", "of processes; grouping by a key"),
+            Allowed(r"\"Group\"|console import Group", "rich's class", ("src/hotrows/profile/show.py",)),
             Allowed(r"\bgroup\b", "one group of command-line options or processes", ("tools/*",)),
             Allowed(r"of a group's parameters|group's parameters", "torch.optim's parameter groups"),
             Allowed(r"\bgroups?\b", "groups of bars in a plot, of rows in a table of a page",
@@ -132,8 +137,10 @@ WORDS: tuple[Word, ...] = (
             Allowed(r"\w*([Rr]equest|REQUEST)_?([Bb]uffer|BUFFER)\w*|[Rr]equest buffers?",
                     "a request buffer of the planning graph"),
             Allowed(r"on request|on_request", "an everyday phrase"),
-            Allowed(r"\brequest\b", "pytest's fixture of that name", ("tests/conftest.py", "tests/*/conftest.py")),
-            Allowed(r"request: pytest|request\.(param|node|config|getfixturevalue)", "pytest's fixture of that name"),
+            Allowed(r"\brequests\b", "request buffers",
+                    ("src/hotrows/cache/planning/*", "tests/cache/planning/*", "tests/ops/test_plan.py")),
+            Allowed(r"\brequest(: pytest\.FixtureRequest|\.(param|node|config)|[,)])", "pytest's fixture of that name",
+                    ("tests/*",)),
             Allowed(r"\brequests?\b", "a request of a web server or the like", (*DATA, "src/hotrows/report/*")),
             Allowed(r"[Pp]ull requests?", "GitHub's"),
         ),
@@ -157,11 +164,11 @@ WORDS: tuple[Word, ...] = (
     ),
     Word(
         "hold, drop (of tickets)", "retain, release", names=("hold", "drop", "_hold", "_drop"),
-        prose=(r"\b(holds?|held|drops?|dropped) (the |a |its |each |every )?(batch|batches|tickets?|plans?)\b",
+        prose=(r"\b(holds?|held|drops?|dropped) (the |a |its |each |every )?tickets?\b",
                r"\b(plan|batch|ticket) is (held|dropped)\b"),
         allowed=(
             Allowed(r"\.drop\(|\bdrop\b", "columns of a table of data are dropped", DATA),
-            Allowed(r"\b(can(not)?|must|to) hold", "a cache has room for a batch"),
+            Allowed(r"\bdrop\b", "a dropout layer", ("tests/graphs/test_training_step.py",)),
         ),
     ),
     Word(
@@ -221,14 +228,14 @@ WORDS: tuple[Word, ...] = (
     Word("settle", "resolve", parts=("settle", "settled"), prose=(r"\b[Ss]ettle(s|d)?\b",)),
     Word(
         "reach, patience (of the pipeline)", "depth, back-off", names=("reach", "_reach", "patience", "_patience"),
-        prose=(r"\b[Pp]atience\b", r"\bpipeline's reach\b"), where=("src/hotrows/loop/*", "tests/loop/*", "*.md"),
+        prose=(r"\b[Pp]atience\b", r"\bpipeline's reach\b"), where=("src/hotrows/loop/*", "tests/loop/*"),
     ),
     Word("keeps_last (of the pipeline)", "retains_last",
          names=("keeps_last", "_known_keeps_last", "stop_keeping_last", "KEEP_LAST", "keep_last"),
          prose=(r"\bkeeps?_last\b",)),
     Word("Placing, ALL_OR_NOTHING, WHAT_FITS, NOTHING", "Placement: ATOMIC, SPILL, READ_ONLY",
-         names=("Placing", "ALL_OR_NOTHING", "WHAT_FITS", "NOTHING"), code=(r"==? \"NOTHING\"",),
-         prose=(r"\b(Placing|ALL_OR_NOTHING|WHAT_FITS|NOTHING)\b",)),
+         names=("Placing", "ALL_OR_NOTHING", "WHAT_FITS", "NOTHING"),
+         prose=(r"\b(Placing|ALL_OR_NOTHING|WHAT_FITS)\b", r"^\"NOTHING\"$")),
     Word(
         "contents (of a cache)", "maintenance", modules=("cache/contents.py", "cache/test_contents.py"),
         code=(r"\bcache import contents\b", r"\bcache\.contents\b",
@@ -249,6 +256,8 @@ WORDS: tuple[Word, ...] = (
             Allowed(r"\bfused=|\"fused\"|_fused_\w+|replace_fused_steps|is_fused|'s fused"
                     r"|fused (optimizers?|operator|implementation|steps?)",
                     "the fused implementations of torch.optim"),
+            Allowed(r"\bfused\b", "one kernel in place of several, the field's word",
+                    ("tests/ops/test_backward_update.py", "tests/dense/*")),
         ),
     ),
     Word("upcoming", "next_use", parts=("upcoming",), prose=(r"\b[Uu]pcoming\b",)),
@@ -279,6 +288,7 @@ WORDS: tuple[Word, ...] = (
         allowed=(
             Allowed(r"\b\w*[Dd]istinct\w*( rows?)?\b", "distinct ids of a data set, as SQL has it", DATA),
             Allowed(r"must be distinct", "an ordinary adjective"),
+            Allowed(r"distinct rows", "the words of recorded results", ("docs/results/*",)),
         ),
     ),
     Word("row_table", "hash_table", names=("row_table",), modules=("ops/row_table",), prose=(r"\brow_table\b",)),
@@ -288,7 +298,9 @@ WORDS: tuple[Word, ...] = (
         "deliver", "write_to_address", names=("deliver", "_deliver", "_delivered", "delivered"),
         modules=("ops/deliver",), prose=(r"\b[Dd]eliver(s|ed)?\b",),
         allowed=(
-            Allowed(r"(SIGINT|[Ii]nterrupt|signal)[^.]{0,60}deliver(s|ed)?|Deliver a SIGINT", "a signal is delivered"),
+            Allowed(r"(SIGINT|[Ii]nterrupt|signal)[^.]{0,60}deliver(s|ed)?|Deliver a SIGINT|Ctrl-C is delivered",
+                    "a signal is delivered"),
+            Allowed(r"\b_deliver\b", "a signal is delivered", ("src/hotrows/runtime/defer_sigint.py",)),
         ),
     ),
     Word("dense_step", "dense_optimizer", names=("dense_step",), modules=("ops/dense_step", "micro/dense_step.py"),

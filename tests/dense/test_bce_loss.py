@@ -49,11 +49,11 @@ def test_matches_reference_at_large_sizes(num_samples, random):
     check("cuda", *made(num_samples, random))
 
 
-@pytest.mark.parametrize(("tile", "turns"), [(64, 1), (64, 4), (16, 2)])
-def test_several_parts(tile, turns, device, random, monkeypatch):
+@pytest.mark.parametrize(("tile", "max_tiles"), [(64, 1), (64, 4), (16, 2)])
+def test_several_parts(tile, max_tiles, device, random, monkeypatch):
     monkeypatch.setattr(kernel, "TILE", tile)
-    monkeypatch.setattr(kernel, "TURNS", turns)
-    for num_samples in (tile * turns, tile * turns + 1, 1000):
+    monkeypatch.setattr(kernel, "MAX_TILES", max_tiles)
+    for num_samples in (tile * max_tiles, tile * max_tiles + 1, 1000):
         check(device, *made(num_samples, random))
 
 
@@ -110,14 +110,14 @@ def test_gradient_is_the_slope_of_the_loss(device, random):
     logits, label = logits.to(device), label.to(device)
     _, grad = run(kernel.bce_loss, logits, label)
     step = 0.1
-    for place in range(5):
+    for sample in range(5):
         away = torch.zeros(5, device=device)
-        away[place] = step
+        away[sample] = step
         slope = (kernel.bce_loss(logits + away, label) - kernel.bce_loss(logits - away, label)) / (2 * step)
-        assert slope.item() == pytest.approx(grad[place].item(), abs=1e-3)
+        assert slope.item() == pytest.approx(grad[sample].item(), abs=1e-3)
 
 
-def test_reference_is_torchs_loss(random):
+def test_reference_is_the_loss_of_pytorch(random):
     logits, label = made(10, random)
     expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, label)
     assert torch.equal(bce_loss(logits, label), expected)

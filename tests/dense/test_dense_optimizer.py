@@ -117,10 +117,10 @@ def test_more_tensors_than_a_launch_takes(device):
     check(ours, by_adam(reference.adam, shapes, {}, False), rtol=1e-6, atol=1e-6)
 
 
-def test_bits_do_not_depend_on_how_tensors_are_cut(device, monkeypatch):
+def test_bits_do_not_depend_on_the_tiles(device, monkeypatch):
     whole = by_adam(kernel.adam, SIZES, {"weight_decay": 0.01}, True, device)
     monkeypatch.setattr(kernel, "TILE", 64)
-    monkeypatch.setattr(kernel, "MOST_TENSORS", 2)
+    monkeypatch.setattr(kernel, "MAX_TENSORS", 2)
     check(by_adam(kernel.adam, SIZES, {"weight_decay": 0.01}, True, device), whole, rtol=0, atol=0)
 
 
@@ -142,12 +142,12 @@ def test_nothing_to_step(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", SGD_CASES)
-def test_sgd_is_that_of_torchs_fused_kernel_but_for_the_last_bit(case):
+def test_sgd_differs_from_pytorchs_fused_kernel_in_the_last_bit_at_most(case):
     def fused(params, grads, buffers, lr, **numbers):
         torch._fused_sgd_(params, grads, buffers, lr=lr, **numbers)
 
     shapes, numbers = [(300, 501), (501,), (1,)], SGD_CASES[case]
-    # what differs in a step stays in the momentum
+    # A difference in one step stays in the momentum.
     close = {"rtol": 1e-5, "atol": 1e-6} if "momentum" in numbers else {"rtol": 2e-7, "atol": 1e-9}
     check(by_sgd(kernel.sgd, shapes, numbers, "cuda"), by_sgd(fused, shapes, numbers, "cuda"), **close)
 
@@ -162,7 +162,7 @@ def test_bits_of_adam_are_those_of_torchs_fused_kernel(case, decoupled):
 
     shapes, numbers = [(300, 501), (501,), (1,)], ADAM_CASES[case]
     ours = by_adam(kernel.adam, shapes, numbers, decoupled, "cuda")
-    # the second step's bias correction has few digits left, and PyTorch's power may be off by one in the last
+    # The bias correction of the second step has few digits left, and PyTorch's power may be off by one in the last.
     check(ours, by_adam(fused, shapes, numbers, decoupled, "cuda"), rtol=3e-5, atol=1e-6)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hotrows.dense.interact import interact, kernel, reference
-from hotrows.dense.linear.padding import aligned, whole_rows
+from hotrows.dense.linear.padding import aligned, padded_rows
 
 SHAPES = [  # V, D
     (2, 1), (2, 128), (3, 4), (3, 200), (16, 16), (17, 17), (17, 64), (27, 1), (27, 16), (27, 64), (27, 128), (27, 200),
@@ -22,7 +22,7 @@ half_types = pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch
 
 @pytest.fixture
 def cublas(poisoned_memory) -> None:
-    """For a reference on the GPU: there cuBLAS refuses deterministic algorithms without an environment variable."""
+    """For a reference on the GPU, where cuBLAS refuses deterministic algorithms without an environment variable."""
     torch.use_deterministic_algorithms(False)
 
 
@@ -43,10 +43,10 @@ def made(num_samples, num_vectors, dim, with_summary, random, dtype=torch.float3
 
 
 def run(function, summary, embedded, grad):
-    """The answer and the gradients of [summary, embedded], without the one that is not there."""
+    """The output and the gradients of [summary, embedded], or of `embedded` alone."""
     inputs = [tensor.detach().clone().requires_grad_() for tensor in (summary, embedded) if tensor is not None]
-    answer = function(*inputs) if summary is not None else function(None, *inputs)
-    return answer.detach(), *torch.autograd.grad(answer, inputs, grad)
+    output = function(*inputs) if summary is not None else function(None, *inputs)
+    return output.detach(), *torch.autograd.grad(output, inputs, grad)
 
 
 def check(device, summary, embedded, grad, tolerance=None):
@@ -124,17 +124,17 @@ def test_inputs_that_are_not_contiguous(device, random):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("num_vectors", "dim"), [(27, 128), (27, 16), (4, 2), (3, 4), (2, 1)])
-def test_rows_are_padded_as_linear_wants_them(num_vectors, dim, dtype, device, random):
+def test_rows_are_padded_for_a_linear_layer(num_vectors, dim, dtype, device, random):
     summary, embedded, _ = made(5, num_vectors, dim, True, random, dtype)
-    answer = kernel.interact(summary.to(device), embedded.to(device), dtype)
-    width = answer.shape[1]
-    assert answer.stride() == (aligned(width, dtype), 1)
-    whole = whole_rows(answer, dtype)
-    if whole is not None:
-        assert whole[:, width:].count_nonzero() == 0
+    output = kernel.interact(summary.to(device), embedded.to(device), dtype)
+    width = output.shape[1]
+    assert output.stride() == (aligned(width, dtype), 1)
+    padded = padded_rows(output, dtype)
+    if padded is not None:
+        assert padded[:, width:].count_nonzero() == 0
 
 
-def test_a_padded_gradient_is_read_where_it_is(device, random):
+def test_a_padded_gradient_is_not_copied(device, random):
     given = [tensor.to(device) for tensor in made(5, 27, 128, True, random)]
     expected = run(lambda *inputs: kernel.interact(*inputs, torch.float32), *given)
     between = torch.full((5, 480), float("nan"), device=device)
@@ -148,9 +148,9 @@ def test_not_finite_stays_in_its_sample(device, random):
     summary, embedded, grad = made(3, 5, 4, True, random)
     embedded[1, 2, 3] = float("nan")
     given = [tensor.to(device) for tensor in (summary, embedded, grad)]
-    answer, grad_summary, grad_embedded = run(lambda *inputs: kernel.interact(*inputs, torch.float32), *given)
-    assert answer[1].isnan().sum() == 4
-    for found in (answer, grad_summary, grad_embedded):
+    output, grad_summary, grad_embedded = run(lambda *inputs: kernel.interact(*inputs, torch.float32), *given)
+    assert output[1].isnan().sum() == 4
+    for found in (output, grad_summary, grad_embedded):
         assert found[1].isnan().any()
         assert found[[0, 2]].isfinite().all()
 
@@ -166,10 +166,10 @@ def test_same_bits_in_any_batch(device, random):
 
 def test_reference_is_every_pair_once(random):
     summary, embedded, _ = made(2, 4, 3, True, random)
-    answer = interact(summary, embedded)
+    output = interact(summary, embedded)
     vectors = torch.cat([summary.unsqueeze(1), embedded], dim=1)
     pairs = [(vectors[:, i] * vectors[:, j]).sum(1, keepdim=True) for i in range(4) for j in range(i)]
-    torch.testing.assert_close(answer, torch.cat([summary, *pairs], dim=1))
+    torch.testing.assert_close(output, torch.cat([summary, *pairs], dim=1))
     torch.testing.assert_close(interact(None, vectors), torch.cat(pairs, dim=1))
     exact = [tensor.double().requires_grad_() for tensor in (summary, embedded)]
     assert torch.autograd.gradcheck(interact, exact)

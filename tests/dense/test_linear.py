@@ -15,13 +15,14 @@ from hotrows.dense.linear import Layer, kernel, linear_layers, reference, room
 from hotrows.dense.linear import kernel_resize as resize
 from hotrows.dense.linear import kernel_sums as sums
 from hotrows.dense.linear.padding import aligned
+from hotrows.runtime import cuda_private
 
 SHAPES = [  # B, K, N
     (1, 1, 1), (1, 8, 8), (2, 13, 16), (5, 16, 13), (5, 13, 1), (7, 479, 24), (33, 256, 1), (40, 7, 5), (64, 32, 64),
     (3, 2509, 8), (3, 2509, 1), (130, 3, 130),
 ]  # fmt: skip
 LARGE = [(1024, 13, 512), (1000, 479, 1024), (1024, 2509, 1024), (1024, 256, 1), (4099, 1024, 256), (4099, 100, 33)]
-# of the products' type, where sums are in float32: relative to the largest value
+# By the type of the products; sums are in float32. Relative to the largest value.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 TF32 = 1e-2
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
@@ -45,8 +46,8 @@ def cublas(poisoned_memory) -> None:
 
 
 @pytest.fixture
-def kernels_alone(cublas) -> None:
-    """Without cuBLAS, so that memory is poisoned on the GPU too."""
+def only_triton(cublas) -> None:
+    """For tests that do not call cuBLAS: memory is poisoned on the GPU too."""
     torch.use_deterministic_algorithms(True)
 
 
@@ -59,7 +60,7 @@ def made(num_rows, num_inputs, num_outputs, random, dtype=torch.float32):
 
 
 def run(function, x, weight, bias, grad, relu):
-    """The answer and the gradients of x, the weight and the bias."""
+    """The output and the gradients of x, the weight and the bias."""
     inputs = [tensor.detach().clone().requires_grad_() for tensor in (x, weight, bias)]
     out = function(*inputs, relu)
     return out.detach(), *torch.autograd.grad(out, inputs, grad)
@@ -78,7 +79,7 @@ def plain(x, weight, bias, relu):
 
 
 def exact(x, weight, bias, grad, relu, out):
-    """In double precision; the gradient passes where `out` is above zero, as no rounding must decide."""
+    """The same in double precision. The gradient passes where `out` is above zero, so that rounding decides nothing."""
     x, weight, bias, grad, out = (tensor.double().cpu() for tensor in (x, weight, bias, grad, out))
     before = x @ weight.t() + bias
     if relu:
@@ -128,7 +129,7 @@ def test_tf32(num_rows, num_inputs, num_outputs, random):
     ("num_rows", "num_outputs", "width"), [(1, 2, 2), (33, 13, 16), (65, 128, 128), (200, 130, 136), (1000, 3, 8)]
 )
 @pytest.mark.parametrize("num_programs", [1024, 3, 1])
-@pytest.mark.usefixtures("kernels_alone")
+@pytest.mark.usefixtures("only_triton")
 def test_mask_and_sum(num_rows, num_outputs, width, dtype, num_programs, device, random, monkeypatch):
     monkeypatch.setattr(sums, "PROGRAMS", num_programs)
     grad = torch.randn(num_rows, num_outputs, generator=random).to(dtype)
@@ -136,27 +137,27 @@ def test_mask_and_sum(num_rows, num_outputs, width, dtype, num_programs, device,
     weight = torch.randn(width, 70, generator=random).to(dtype)
     parts = sums.make_parts(grad.to(device), num_rows, [5, num_outputs])
     expected = torch.where(out > 0, grad, 0)
-    wide = in_rows(grad, width + 8, float("nan")).to(device), in_rows(out, width + 24, float("nan")).to(device)
+    wide = with_stride(grad, width + 8, float("nan")).to(device), with_stride(out, width + 24, float("nan")).to(device)
     for given in [(grad.to(device), out.to(device)), wide]:
-        found = sums.mask_and_sum(*given, num_outputs, width, parts, 1, turn=True, weight=weight.to(device))
+        found = sums.mask_and_sum(*given, num_outputs, width, parts, 1, transpose=True, weight=weight.to(device))
         assert torch.equal(found.rows[:, :num_outputs].cpu(), expected)
         assert found.rows.shape == (num_rows, width)
         assert found.rows[:, num_outputs:].count_nonzero() == 0
-        assert torch.equal(found.turned, found.rows.t())
-        assert found.turned.is_contiguous()
+        assert torch.equal(found.transposed, found.rows.t())
+        assert found.transposed.is_contiguous()
         assert torch.equal(found.weight.cpu(), weight.t())
         assert found.weight.is_contiguous()
         added = sums.add(parts)[parts.starts[1] :][:num_outputs].cpu().double()
         torch.testing.assert_close(added, expected.double().sum(0), rtol=1e-5, atol=1e-4)
     same = sums.mask_and_sum(grad.to(device), None, num_outputs, num_outputs, parts, 1)
     assert torch.equal(same.rows.cpu(), grad)
-    assert (same.turned, same.weight) == (None, None)
+    assert (same.transposed, same.weight) == (None, None)
     added = sums.add(parts)[parts.starts[1] :][:num_outputs].cpu().double()
     torch.testing.assert_close(added, grad.double().sum(0), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.usefixtures("kernels_alone")
-def test_more_parts_than_are_added_at_once(device, random):
+@pytest.mark.usefixtures("only_triton")
+def test_more_parts_than_one_tile_adds(device, random):
     grad = torch.randn(9000, 128, generator=random)
     parts = sums.make_parts(grad.to(device), 9000, [128])
     assert parts.values.shape[0] > sums.PART_ROWS
@@ -184,7 +185,7 @@ def several(sizes, random, device="cpu", dtype=torch.float32):
 
 
 def gradients_of_several(sizes, relus, device, random, dtype=torch.float32, num_rows=40):
-    """Ours and those in double precision, of x and all parameters; the answer before them."""
+    """The output, and the gradients of x and all parameters: ours, and those in double precision."""
     x = torch.randn(num_rows, sizes[0], generator=random).to(device, dtype).requires_grad_()
     given = [x, *several(sizes, random, device, dtype)]
     grad = torch.randn(num_rows, sizes[-1], generator=random).to(device, dtype)
@@ -197,17 +198,17 @@ def gradients_of_several(sizes, relus, device, random, dtype=torch.float32, num_
 
 
 @pytest.mark.parametrize(("sizes", "relus"), SEVERAL)
-@pytest.mark.parametrize("turn", [False, True])
-def test_several_layers(sizes, relus, turn, device, random, monkeypatch):
-    if turn:
-        for name in ("TURN_GRADIENT", "TURN_WEIGHT"):
+@pytest.mark.parametrize("transpose", [False, True])
+def test_several_layers(sizes, relus, transpose, device, random, monkeypatch):
+    if transpose:
+        for name in ("TRANSPOSE_GRADIENT", "TRANSPOSE_WEIGHT"):
             monkeypatch.setattr(kernel, name, (1, 1, 1))
         monkeypatch.setattr(kernel, "tf32_allowed", lambda: True)
-    turned = []
+    are_contiguous = []
     original = kernel._product
-    monkeypatch.setattr(kernel, "_product", lambda *of: turned.append(of[0].is_contiguous()) or original(*of))
+    monkeypatch.setattr(kernel, "_product", lambda *of: are_contiguous.append(of[0].is_contiguous()) or original(*of))
     found, truth = gradients_of_several(sizes, relus, device, random)
-    assert all(turned) == turn or len(turned) == 0
+    assert all(are_contiguous) == transpose or len(are_contiguous) == 0
     for our, their in zip(found, truth, strict=True):
         assert our.shape == their.shape
         torch.testing.assert_close(our.double(), their, rtol=0, atol=1e-5 * their.abs().max().item())
@@ -220,7 +221,7 @@ def test_several_layers_in_tf32(num_rows, random):
     sizes, relus = [479, 1024, 512, 256, 1], [True, True, True, False]
     found, truth = gradients_of_several(sizes, relus, "cuda", random, num_rows=num_rows)
     for our, their in zip(found, truth, strict=True):
-        # where rounding decides on which side of zero a number is, its row's gradient is another
+        # Where rounding decides on which side of zero a number is, the gradient of its row differs.
         difference = (our.double() - their).abs() / their.abs().max()
         assert difference.square().mean().sqrt() < TF32
 
@@ -231,25 +232,25 @@ def test_only_some_parameters_of_several_layers(device, random):
     given = several(sizes, random, device)
     grad = torch.randn(40, 1, generator=random).to(device)
     inputs = [x.clone().requires_grad_(), *given]
-    whole = torch.autograd.grad(kernel.layers(inputs[0], given, relus, x.dtype), inputs, grad)
-    for place in range(7):
-        tensors = [tensor.detach().clone().requires_grad_(i == place) for i, tensor in enumerate(inputs)]
+    expected = torch.autograd.grad(kernel.layers(inputs[0], given, relus, x.dtype), inputs, grad)
+    for number in range(7):
+        tensors = [tensor.detach().clone().requires_grad_(i == number) for i, tensor in enumerate(inputs)]
         kernel.layers(tensors[0], tensors[1:], relus, x.dtype).backward(grad)
-        assert [tensor.grad is not None for tensor in tensors] == [i == place for i in range(7)]
-        torch.testing.assert_close(tensors[place].grad, whole[place])
+        assert [tensor.grad is not None for tensor in tensors] == [i == number for i in range(7)]
+        torch.testing.assert_close(tensors[number].grad, expected[number])
 
 
 def alive_at_each_product(monkeypatch, name, tensor_of):
-    """Appends, whenever this function of the kernel is called, how many of these tensors of earlier calls are alive."""
+    """For every call of a function of the kernel, how many of the given tensors of earlier calls are alive."""
     found, seen = [], []
     original = getattr(kernel, name)
 
     def watched(*arguments):
         gc.collect()
         found.append(sum(reference() is not None for reference in seen))
-        answer = original(*arguments)
-        seen.append(weakref.ref(tensor_of(arguments, answer)))
-        return answer
+        output = original(*arguments)
+        seen.append(weakref.ref(tensor_of(arguments, output)))
+        return output
 
     monkeypatch.setattr(kernel, name, watched)
     return found
@@ -258,7 +259,7 @@ def alive_at_each_product(monkeypatch, name, tensor_of):
 def test_without_gradients_nothing_is_kept(device, random, monkeypatch):
     given = several([16, 24, 24, 24, 24, 8], random, device)
     x = torch.randn(9, 16, generator=random).to(device)
-    found = alive_at_each_product(monkeypatch, "_multiplied", lambda _arguments, answer: answer[2])
+    found = alive_at_each_product(monkeypatch, "_multiply", lambda _arguments, output: output[2])
     with torch.no_grad():
         kernel.layers(x, given, [True] * 5, x.dtype)
     assert found == [0, 1, 1, 1, 1]
@@ -273,15 +274,15 @@ def test_without_gradients_nothing_is_kept(device, random, monkeypatch):
     assert all(tensor.isfinite().all() for tensor in expected)
 
 
-def test_the_backward_pass_lets_go_of_what_is_done_with(device, random, monkeypatch):
+def test_the_backward_pass_frees_what_it_no_longer_needs(device, random, monkeypatch):
     given = several([16, 24, 24, 24, 24, 1], random, device)
     out = kernel.layers(torch.randn(9, 16, generator=random).to(device), given, [True] * 4 + [False], torch.float32)
-    found = alive_at_each_product(monkeypatch, "_grad_weight", lambda arguments, _answer: arguments[1].x)
+    found = alive_at_each_product(monkeypatch, "_grad_weight", lambda arguments, _output: arguments[1].x)
     out.backward(torch.ones_like(out))
-    assert found == [0, 1, 1, 1]  # that above, whose ReLU is undone by it
+    assert found == [0, 1, 1, 1]  # the layer above, whose ReLU made it
 
 
-def test_backward_again_where_the_graph_is_kept(device, random):
+def test_backward_again_if_the_graph_is_kept(device, random):
     given = several([13, 24, 1], random, device)
     out = kernel.layers(torch.randn(9, 13, generator=random).to(device), given, [True, False], torch.float32)
     first = torch.autograd.grad(out.sum(), given, retain_graph=True)
@@ -293,7 +294,7 @@ def test_backward_again_where_the_graph_is_kept(device, random):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 479), (3, 13), (300, 1), (1, 200)])
-@pytest.mark.usefixtures("kernels_alone")
+@pytest.mark.usefixtures("only_triton")
 def test_resized(shape, dtype, device, random):
     given = torch.randn(*shape, generator=random)
     for num_rows, width in [(shape[0], shape[1] + 3), (shape[0] + 7, shape[1]), (shape[0] + 1, shape[1] + 130)]:
@@ -307,7 +308,7 @@ def test_resized(shape, dtype, device, random):
 
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("shape", [(8, 16), (24, 479), (13, 5), (100, 300)])
-@pytest.mark.usefixtures("kernels_alone")
+@pytest.mark.usefixtures("only_triton")
 def test_a_layer_changes_its_type_in_one_pass(shape, dtype, device, random):
     _, weight, bias, _ = (tensor.to(device) for tensor in made(1, shape[1], shape[0], random))
     num_rows, width = aligned(shape[0], dtype), aligned(shape[1], dtype)
@@ -318,22 +319,22 @@ def test_a_layer_changes_its_type_in_one_pass(shape, dtype, device, random):
     assert (same.data_ptr(), same_bias.data_ptr()) == (changed.data_ptr(), changed_bias.data_ptr())
 
 
-def in_rows(x, stride, between):
-    """The same matrix, in rows that are so far apart."""
+def with_stride(x, stride, between):
+    """The same matrix with rows at this stride."""
     rows = x.new_full((x.shape[0], stride), between)
     rows[:, : x.shape[1]] = x
     return rows[:, : x.shape[1]]
 
 
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(479, 24), (13, 5), (16, 8), (13, 1)])
-def test_padded_rows_are_multiplied_as_they_are(num_inputs, num_outputs, device, random, monkeypatch):
+def test_padded_rows_are_not_copied(num_inputs, num_outputs, device, random, monkeypatch):
     x, weight, bias, grad = (tensor.to(device) for tensor in made(9, num_inputs, num_outputs, random))
     expected = run(ours, x, weight, bias, grad, True)
-    inputs = [in_rows(x, aligned(num_inputs, x.dtype), 0.0), weight.clone(), bias.clone()]
+    inputs = [with_stride(x, aligned(num_inputs, x.dtype), 0.0), weight.clone(), bias.clone()]
     inputs = [tensor.detach().requires_grad_() for tensor in inputs]
     copied = []
-    original = resize._copied
-    monkeypatch.setattr(resize, "_copied", lambda *of: copied.append(of[0].shape[0]) or original(*of))
+    original = resize._copy
+    monkeypatch.setattr(resize, "_copy", lambda *of: copied.append(of[0].shape[0]) or original(*of))
     out = ours(*inputs, True, padded=True)
     found = torch.autograd.grad(out, inputs, grad)
     assert x.shape[0] not in copied
@@ -345,11 +346,11 @@ def test_what_is_between_other_rows_is_not_read(device, random):
     x, weight, bias, grad = (tensor.to(device) for tensor in made(9, 13, 5, random))
     expected = run(ours, x, weight, bias, grad, True)
     for stride, padded in [(16, False), (15, True), (24, True)]:
-        rows = in_rows(x, stride, float("nan")).requires_grad_()
+        rows = with_stride(x, stride, float("nan")).requires_grad_()
         out = ours(rows, weight, bias, True, padded=padded)
         assert torch.equal(out, expected[0])
         assert torch.equal(torch.autograd.grad(out, rows, grad)[0], expected[1])
-    half = in_rows(x.half(), 16, 0.0)  # of another type than is multiplied
+    half = with_stride(x.half(), 16, 0.0)  # of another type than is multiplied
     out = kernel.layers(half, [weight, bias], [True], x.dtype, padded=True)
     torch.testing.assert_close(out, expected[0], atol=0.01, rtol=0)
 
@@ -369,7 +370,7 @@ def test_one_output_onto_another(dtype, device, random):
         assert torch.equal(our, their)
 
 
-def test_onto_of_a_type_that_is_not_the_answers(device, random):
+def test_onto_of_another_type(device, random):
     x, weight, bias, grad = (tensor.to(device) for tensor in made(9, 16, 1, random))
     onto = torch.randn(9, 1, generator=random).half().to(device).requires_grad_()
     out = ours(x, weight, bias, False, onto=onto)
@@ -378,7 +379,7 @@ def test_onto_of_a_type_that_is_not_the_answers(device, random):
 
 
 def test_onto_anything(any_device, random):
-    """Whether it has a pass of its own or not."""
+    """With and without a pass of its own."""
     for num_outputs, relu, shape in [(1, False, (6, 1)), (1, True, (6, 1)), (5, False, (6, 5)), (5, True, (1, 5))]:
         x, weight, bias, grad = (tensor.to(any_device) for tensor in made(6, 13, num_outputs, random))
         onto = torch.randn(shape, generator=random).to(any_device)
@@ -392,21 +393,21 @@ def test_gradients_only_where_they_are_needed(device, random):
     for num_inputs, num_outputs in [(13, 16), (16, 1)]:
         given = [tensor.to(device) for tensor in made(9, num_inputs, num_outputs, random)]
         *inputs, grad = given
-        whole = run(ours, *given, True)
-        for place in range(3):
-            tensors = [tensor.clone().requires_grad_(i == place) for i, tensor in enumerate(inputs)]
+        expected = run(ours, *given, True)
+        for number in range(3):
+            tensors = [tensor.clone().requires_grad_(i == number) for i, tensor in enumerate(inputs)]
             ours(*tensors, True).backward(grad)
-            assert [tensor.grad is not None for tensor in tensors] == [i == place for i in range(3)]
-            torch.testing.assert_close(tensors[place].grad, whole[1 + place])
+            assert [tensor.grad is not None for tensor in tensors] == [i == number for i in range(3)]
+            torch.testing.assert_close(tensors[number].grad, expected[1 + number])
 
 
 def test_tensors_that_are_not_contiguous(device, random):
     for num_inputs, num_outputs in [(16, 8), (13, 5), (16, 1)]:
         x, weight, bias, grad = (tensor.to(device) for tensor in made(9, num_inputs, num_outputs, random))
         expected = run(ours, x, weight, bias, grad, True)
-        turned = [tensor.t().contiguous().t() for tensor in (x, weight)]
+        by_columns = [tensor.t().contiguous().t() for tensor in (x, weight)]
         spread = torch.stack([bias, bias], 1)[:, 0]
-        inputs = [tensor.requires_grad_() for tensor in (*turned, spread)]
+        inputs = [tensor.requires_grad_() for tensor in (*by_columns, spread)]
         out = ours(*inputs, True)
         found = torch.autograd.grad(out, inputs, torch.stack([grad, grad], 2)[:, :, 0])
         for our, their in zip((out, *found), expected, strict=True):
@@ -457,7 +458,7 @@ def test_wrong_shapes_and_types_are_refused(any_device, random):
 
 
 @pytest.mark.gpu
-def test_double_precision_is_torchs(random):
+def test_double_precision_is_computed_by_pytorch(random):
     x, weight, bias, _ = (tensor.double().cuda() for tensor in made(4, 13, 16, random))
     assert torch.equal(linear(x, weight, bias, True), plain(x, weight, bias, True))
     with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -535,33 +536,35 @@ def test_compiles(num_inputs, num_outputs, random):
 
 
 @pytest.mark.gpu
-def test_products_leave_room_and_nothing_else_does():
+def test_large_products_leave_room():
     def target() -> int:
         found = ctypes.c_int(-1)
-        room._cublas().cublasGetSmCountTarget(ctypes.c_void_p(torch.cuda.current_blas_handle()), ctypes.byref(found))
+        cuda_private._cublas().cublasGetSmCountTarget(
+            ctypes.c_void_p(torch.cuda.current_blas_handle()), ctypes.byref(found)
+        )
         return found.value
 
     count = torch.cuda.get_device_properties(0).multi_processor_count
     before = target()
     large, small = torch.zeros(16384, 1, device="cuda"), torch.zeros(1, 1024, device="cuda")
     with room.with_room(large, small):
-        assert target() == count - room.FREE
+        assert target() == count - room.NUM_FREE
         with pytest.raises(RuntimeError), room.with_room(large, small):
             raise RuntimeError
-        assert target() == count - room.FREE
+        assert target() == count - room.NUM_FREE
     assert target() == before
     with room.with_room(small.t(), small):  # fewer tiles than multiprocessors
         assert target() == before
-    left_alone = torch._C._get_sm_carveout_experimental
+    carveout = torch._C._get_sm_carveout_experimental
     with room.with_room_beside_bias(large, small):
-        assert left_alone() == room.FREE
-    assert left_alone() is None
+        assert carveout() == room.NUM_FREE
+    assert carveout() is None
     with room.with_room_beside_bias(small.t(), small):
-        assert left_alone() is None
+        assert carveout() is None
     torch._C._set_sm_carveout_experimental(8)
     try:
         with room.with_room_beside_bias(large, small):
-            assert left_alone() == 8, "what the user has set"
+            assert carveout() == 8, "what the user has set"
     finally:
         torch._C._set_sm_carveout_experimental(None)
 
@@ -572,7 +575,7 @@ def test_without_a_gpu_there_is_no_room_to_leave():
         assert torch._C._get_sm_carveout_experimental() is None
 
 
-def test_what_is_experimental_in_pytorch_is_not_told_to_our_users():
-    code = "from hotrows.dense.linear import room; room._carve_out()(4)"
+def test_users_see_no_warning_that_a_call_is_experimental():
+    code = "from hotrows.runtime import cuda_private; cuda_private.leave_multiprocessors_free(4)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "carveout" not in done.stderr

@@ -5,7 +5,7 @@ import torch
 
 from hotrows.dense.linear import kernel_resize
 from hotrows.dense.linear.kernel import layers
-from hotrows.dense.linear.padding import aligned, whole_rows
+from hotrows.dense.linear.padding import aligned, padded_rows
 from hotrows.dense.wide_deep_input import kernel, reference, wide_deep_input
 
 SHAPES = [  # B, n, F, D
@@ -25,7 +25,7 @@ def on_the_gpu_too(poisoned_memory) -> None:
 
 
 def made(num_rows, num_dense, num_features, dim, random, with_layer=True):
-    """Inputs and the gradients of the answers."""
+    """Inputs and the gradients of the outputs."""
     dense = torch.randn(num_rows, num_dense, generator=random)
     embedded = torch.randn(num_rows, num_features, dim + 1, generator=random)
     weight = bias = None
@@ -40,11 +40,11 @@ def to(tensors, *target):
 
 
 def run(function, inputs, grads):
-    """The answers and the gradients of the inputs that are there."""
+    """The outputs, and the gradients of the inputs that are not None."""
     inputs = [None if tensor is None else tensor.detach().clone().requires_grad_() for tensor in inputs]
-    answers = function(*inputs)
-    there = [tensor for tensor in inputs if tensor is not None]
-    return *(answer.detach() for answer in answers), *torch.autograd.grad(answers, there, grads)
+    outputs = function(*inputs)
+    given = [tensor for tensor in inputs if tensor is not None]
+    return *(output.detach() for output in outputs), *torch.autograd.grad(outputs, given, grads)
 
 
 def ours(dense, embedded, weight, bias):
@@ -94,19 +94,19 @@ def test_rows_in_several_pieces(columns, tile, device, random, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 13, 26, 16), (5, 13, 26, 96), (4, 0, 3, 8), (3, 2, 3, 7)])
-def test_rows_are_padded_as_linear_wants_them(shape, dtype, device, random):
+def test_rows_are_padded_for_a_linear_layer(shape, dtype, device, random):
     inputs, _ = made(*shape, random)
     deep, _ = kernel.wide_deep_input(*to(inputs, device), dtype, torch.float32)
     width = deep.shape[1]
     assert deep.dtype == dtype
     assert deep.stride() == (aligned(width, dtype), 1)
-    whole = whole_rows(deep, dtype)
-    if whole is not None:
-        assert torch.equal(whole[:, :width], deep)
-        assert whole[:, width:].count_nonzero() == 0
+    padded = padded_rows(deep, dtype)
+    if padded is not None:
+        assert torch.equal(padded[:, :width], deep)
+        assert padded[:, width:].count_nonzero() == 0
 
 
-def test_a_padded_gradient_is_read_where_it_is(device, random):
+def test_a_padded_gradient_is_not_copied(device, random):
     inputs, grads = made(5, 13, 26, 6, random)
     inputs, grads = to(inputs, device), to(grads, device)
     expected = run(ours, inputs, grads)
@@ -145,28 +145,28 @@ def test_a_deep_input_of_half_type_from_rows_in_float32(dtype, device, random):
 
 def test_inputs_that_are_not_contiguous(device, random):
     (dense, embedded, weight, bias), grads = made(5, 6, 7, 3, random)
-    turned = dense.t().contiguous().t(), embedded.transpose(0, 1).contiguous().transpose(0, 1)
-    check_op(device, (*turned, torch.cat([weight, weight]).t()[:, :1].t(), bias), grads)
+    by_columns = dense.t().contiguous().t(), embedded.transpose(0, 1).contiguous().transpose(0, 1)
+    check_op(device, (*by_columns, torch.cat([weight, weight]).t()[:, :1].t(), bias), grads)
     check_op(device, (dense, embedded, weight, bias), (grads[0][:, :1].expand_as(grads[0]), grads[1][:1].expand(5)))
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_gradients_only_where_they_are_needed(place, device, random):
+@pytest.mark.parametrize("number", range(4))
+def test_gradients_only_where_they_are_needed(number, device, random):
     inputs, grads = made(5, 3, 4, 6, random)
     inputs, grads = to(inputs, device), to(grads, device)
     whole = run(ours, inputs, grads)
-    tensors = [tensor.clone().requires_grad_(i == place) for i, tensor in enumerate(inputs)]
+    tensors = [tensor.clone().requires_grad_(i == number) for i, tensor in enumerate(inputs)]
     torch.autograd.backward(ours(*tensors), grads)
-    assert [tensor.grad is not None for tensor in tensors] == [i == place for i in range(4)]
-    assert torch.equal(tensors[place].grad, whole[2 + place])
+    assert [tensor.grad is not None for tensor in tensors] == [i == number for i in range(4)]
+    assert torch.equal(tensors[number].grad, whole[2 + number])
 
 
-def test_an_answer_that_is_not_used(device, random):
+def test_an_output_that_is_not_used(device, random):
     inputs, grads = made(5, 3, 4, 6, random)
-    for place in (0, 1):
+    for number in (0, 1):
         tensors = [tensor.clone().to(device).requires_grad_() for tensor in inputs]
-        ours(*tensors)[place].backward(grads[place].to(device))
-        zeros = [grad if i == place else torch.zeros_like(grad) for i, grad in enumerate(grads)]
+        ours(*tensors)[number].backward(grads[number].to(device))
+        zeros = [grad if i == number else torch.zeros_like(grad) for i, grad in enumerate(grads)]
         expected = run(reference.wide_deep_input, inputs, zeros)[2:]
         for tensor, their in zip(tensors, expected, strict=True):
             torch.testing.assert_close(tensor.grad.cpu(), their)
@@ -182,7 +182,7 @@ def test_not_finite_stays_in_its_row(device, random):
 
 
 def test_into_a_linear_layer_without_a_copy(device, random, monkeypatch):
-    """Of its input, there and back: the weight alone is resized."""
+    """Neither the input nor its gradient is copied: the weight alone is resized."""
     if device.type == "cuda":
         torch.use_deterministic_algorithms(False)
     inputs, (_, grad_wide) = made(5, 13, 26, 6, random)
@@ -196,8 +196,8 @@ def test_into_a_linear_layer_without_a_copy(device, random, monkeypatch):
     given, grads = to((*inputs, weight, bias), device), to((grad, grad_wide), device)
     expected = run(lambda *tensors: layer(reference.wide_deep_input, False, *tensors), given, grads)
     resized = []
-    original = kernel_resize._copied
-    monkeypatch.setattr(kernel_resize, "_copied", lambda *of: resized.append(tuple(of[0].shape)) or original(*of))
+    original = kernel_resize._copy
+    monkeypatch.setattr(kernel_resize, "_copy", lambda *of: resized.append(tuple(of[0].shape)) or original(*of))
     found = run(lambda *tensors: layer(ours, True, *tensors), given, grads)
     assert resized == [(24, 169), (24, 176)]
     for our, their in zip(found, expected, strict=True):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import signal
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from torch import nn
 import hotrows
 from hotrows.dense import dense_optimizer, optimizer_override
 from hotrows.graphs.training_step import WARM_UP
-from tests.graphs.fake_cuda import FakeStream
+from tests.graphs.fake_cuda import FakeGraph, FakeStream
 
 SIZES = {"a": 300, "b": 7}
 DIM = 4
@@ -363,7 +364,7 @@ def test_a_bad_batch_is_not_replayed_and_does_not_count(cuda):
 
 
 def test_a_replay_does_not_count_a_bad_batch_before_it(cuda, monkeypatch):
-    """On CUDA, the host learns of a bad id after its eager step was counted. Adam's next step must not be one further."""
+    """On CUDA the host learns of a bad id after its eager step was counted, and the next replay must not count it."""
     bad = torch.tensor([[1, 99]])
     results = []
     for is_bad in (False, True):
@@ -387,6 +388,25 @@ def test_a_replay_does_not_count_a_bad_batch_before_it(cuda, monkeypatch):
     assert steps == bad_steps == NUM_STEPS
     assert torch.equal(losses, bad_losses)
     assert all(torch.equal(weights[name], bad_weights[name]) for name in SIZES)
+
+
+def test_an_interrupt_during_a_replay_comes_after_it(cuda, monkeypatch):
+    """A step that is counted is trained."""
+    ours, theirs, replay = Training(cuda), Training(None), FakeGraph.replay
+
+    def interrupted(graph):
+        signal.raise_signal(signal.SIGINT)
+        replay(graph)
+
+    def after(number):
+        if number == 5:
+            monkeypatch.setattr(FakeGraph, "replay", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        ours.run(make_batches(), after)
+    theirs.run(make_batches()[:7])
+    assert_same(ours, theirs)
+    assert ours.bags.schedulers[0].updater.steps == 7
 
 
 def test_the_steps_of_dense_optimizers_are_overridden(cuda, monkeypatch):

@@ -1,4 +1,4 @@
-"""Steps replayed from CUDA graphs: the same bits as the loop as it stands."""
+"""Training steps replayed from CUDA graphs: the same bits as the plain loop."""
 
 import copy
 import logging
@@ -11,7 +11,7 @@ from torch import nn
 
 import hotrows
 from hotrows.cache.planning import planning_graph
-from hotrows.dense.optimizer_override import optimizer_override
+from hotrows.dense.optimizer_override import OptimizerOverride
 from hotrows.graphs.training_step import WARM_UP
 
 SIZES = {"a": 3000, "b": 40, "c": 5}
@@ -31,9 +31,9 @@ AHEAD, CACHE = {"depth": 2, "window": 6}, {"cache": 400}
 
 
 @pytest.fixture(autouse=True, params=[1, 4])
-def party(request, monkeypatch) -> int:
-    """How many batches share a turn of planning; with a window in which they are known, a cache in which they fit."""
-    monkeypatch.setattr(planning_graph, "party_size", lambda *_: request.param)
+def num_coalesced(request, monkeypatch) -> int:
+    """How many batches are planned as one. The window must be so long, and the cache so large, that they can be."""
+    monkeypatch.setattr(planning_graph, "batches_to_coalesce", lambda *_: request.param)
     if request.param > 1:
         monkeypatch.setitem(AHEAD, "window", 14)
         monkeypatch.setitem(CACHE, "cache", 600)
@@ -62,12 +62,12 @@ def make_batches(num=NUM_STEPS, size=64, last=None, where="cpu"):
 
 def run(
     batches, *, graphs, device="cuda", optimizer="sgd", dense="sgd", schedule=False, depth=2, window=None, epochs=1,
-    place=lambda number: nullcontext(), keep=lambda loss: loss, **arguments,
+    within=lambda number: nullcontext(), keep=lambda loss: loss, **arguments,
 ):  # fmt: skip
-    """Train; answers losses, dense weights, tables, and the step.
+    """Train, and return losses, dense weights, tables, and the step.
 
     Args:
-        place: within what a step is called. keep: what is done with its answer.
+        within: makes the context in which a step is called. keep: is called with each output.
     """
     torch.manual_seed(0)
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
@@ -93,7 +93,7 @@ def run(
 
     def epoch():
         for number, batch in enumerate(hotrows.lookahead(batches, bags, depth=depth, window=window or AHEAD["window"])):
-            with place(number):
+            with within(number):
                 losses.append(keep(one(batch)))
             for each in schedules:
                 each.step()
@@ -132,21 +132,21 @@ def same(ours, theirs) -> None:
 
 @gpu
 def test_steps_in_several_streams_and_threads():
-    """Recordings share memory: one must not begin before the last one has ended, whoever calls."""
+    """Graphs share memory, so a replay must not begin before the last one has ended, in whatever stream or thread."""
     streams = [torch.cuda.Stream() for _ in range(2)]
 
-    def place(number):  # while it warms up, to keep the order is the caller's own task
+    def within(number):  # eager steps are not ordered between streams, as without hotrows
         return nullcontext() if number <= WARM_UP else torch.cuda.stream(streams[number % 2])
 
     batches = make_batches()
-    ours = run(batches, graphs=True, epochs=2, **CACHE, place=place)
+    ours = run(batches, graphs=True, epochs=2, **CACHE, within=within)
     same(ours, run(batches, graphs=True, epochs=2, store="device"))
     assert ours["step"].num_replayed > NUM_STEPS
 
 
 @gpu
-def test_answers_are_tensors_of_their_own():
-    """A user may change one in place while autograd holds another, and add to it what has a gradient."""
+def test_outputs_are_separate_tensors():
+    """A user may change one in place while autograd holds another, and add to it a tensor that has a gradient."""
     weight = torch.ones((), device="cuda", requires_grad=True)
     calls, products = [], []
 
@@ -191,7 +191,7 @@ def test_same_bits_as_all_rows_on_the_device(optimizer, where):
         {"cache": 400, "policy": "lfu", "index": "hash"},
     ],
 )
-def test_same_bits_as_the_loop_as_it_stands(arguments):
+def test_same_bits_as_a_plain_loop(arguments):
     batches = make_batches()
     same(run(batches, graphs=True, **arguments), run(batches, graphs=False, **arguments))
 
@@ -211,7 +211,7 @@ def test_learning_rates_change(dense):
 
 @gpu
 def test_a_cache_too_small_for_the_depth():
-    """Plans that do not fit are put off; batches that do not fit at all overflow: those steps run as they stand."""
+    """Plans that do not fit are made later. Batches that do not fit at all overflow, and their steps run eagerly."""
     batches = make_batches(size=200)
     ours = run(batches, graphs=True, cache=150, depth=4)
     same(ours, run(batches, graphs=True, store="device"))
@@ -219,21 +219,24 @@ def test_a_cache_too_small_for_the_depth():
     overflowing = run(batches, graphs=True, cache=60, depth=2)
     same(overflowing, run(batches, graphs=True, store="device"))
     assert overflowing["stats"].overflow > 0
-    assert overflowing["step"].num_as_it_stands > WARM_UP
+    assert overflowing["step"].num_eager > WARM_UP
 
 
 @gpu
 @pytest.mark.parametrize("num", [2, 4])
-def test_batches_share_their_turns(num, monkeypatch):
-    """In full parties, with rows leaving all the while."""
-    monkeypatch.setattr(planning_graph, "party_size", lambda *_: num)
-    turns, run_turn = [], planning_graph.PlanningGraph.run
-    monkeypatch.setattr(
-        planning_graph.PlanningGraph, "run", lambda self, *how: (turns.append(how[:2]), run_turn(self, *how))
-    )
+def test_batches_are_coalesced(num, monkeypatch):
+    """As many as possible, while rows are evicted in every iteration."""
+    monkeypatch.setattr(planning_graph, "batches_to_coalesce", lambda *_: num)
+    replays, run_graph = [], planning_graph.PlanningGraph.run
+
+    def run_and_note(graph, announces, plans, *more):
+        replays.append((announces, plans))
+        return run_graph(graph, announces, plans, *more)
+
+    monkeypatch.setattr(planning_graph.PlanningGraph, "run", run_and_note)
     batches = make_batches(60)
     ours = run(batches, graphs=True, cache=700, depth=3, window=16, optimizer="adam")
-    assert sum(plans for _, plans in turns) == 60 // num
+    assert sum(plans for _, plans in replays) == 60 // num
     assert ours["stats"].evictions > 0
     assert ours["stats"].shrinks == 0
     assert ours["step"].num_replayed == 60 - WARM_UP
@@ -287,7 +290,7 @@ def test_several_epochs_and_reads_between():
 @gpu
 @pytest.mark.parametrize("change", ["unfrozen", "state cleared"])
 def test_state_that_is_made_late_is_made_once(change):
-    """What a recording made, every replay would make anew."""
+    """State made in a capture would be initialized again by every replay."""
     results = []
     for graphs in (True, False):
         torch.manual_seed(0)
@@ -302,7 +305,7 @@ def test_state_that_is_made_late_is_made_once(change):
             optimizer.step()
             return loss.detach()
 
-        one = hotrows.graphed(step, bags) if graphs else optimizer_override()(step)
+        one = hotrows.graphed(step, bags) if graphs else OptimizerOverride(optimizer)(step)
         losses = []
         for number, batch in enumerate(hotrows.lookahead(make_batches(), bags, **AHEAD)):
             if number == NUM_STEPS // 2:
@@ -311,7 +314,7 @@ def test_state_that_is_made_late_is_made_once(change):
                     optimizer.state.clear()
             losses.append(one(batch))
         assert not graphs or one.reason is None
-        assert not graphs or one.num_as_it_stands == WARM_UP + 1
+        assert not graphs or one.num_eager == WARM_UP + 1
         results.append(torch.stack(losses))
     torch.testing.assert_close(*results)
 
@@ -321,8 +324,8 @@ def test_says_why_a_step_is_not_replayed(caplog):
     batches = make_batches()
     with caplog.at_level(logging.WARNING, logger="hotrows"):
         ours = run(batches, graphs=True, dense="adagrad", **CACHE)
-    assert "Adagrad cannot be recorded" in ours["step"].reason
-    assert "Adagrad cannot be recorded" in caplog.text
+    assert "Adagrad cannot be captured" in ours["step"].reason
+    assert "Adagrad cannot be captured" in caplog.text
     same(ours, run(batches, graphs=False, dense="adagrad", **CACHE))
 
 
@@ -369,9 +372,9 @@ def make_bags(**arguments):
 
 def train_each(step, bags, batches=None):
     one = hotrows.graphed(step, bags)
-    answers = [one(batch) for batch in hotrows.lookahead(batches or make_batches(), bags, **AHEAD)]
+    outputs = [one(batch) for batch in hotrows.lookahead(batches or make_batches(), bags, **AHEAD)]
     bags.flush()
-    return one, answers
+    return one, outputs
 
 
 @gpu
@@ -388,7 +391,7 @@ def test_other_ids_than_the_batches_are_not_replayed():
 
 
 @gpu
-def test_a_batch_whose_turn_it_is_not_runs_as_it_stands():
+def test_a_batch_outside_of_its_iteration_runs_eagerly():
     results = []
     for arguments in ({}, {"store": "device"}):
         bags = make_bags(**arguments)
@@ -405,7 +408,7 @@ def test_a_batch_whose_turn_it_is_not_runs_as_it_stands():
                 one(before)
             before = batch
         assert one.num_replayed > 0
-        assert one.num_as_it_stands > NUM_STEPS
+        assert one.num_eager > NUM_STEPS
         bags.flush()
         results.append({name: bags.weight(name) for name in SIZES})
     for name in SIZES:
@@ -414,7 +417,7 @@ def test_a_batch_whose_turn_it_is_not_runs_as_it_stands():
 
 @gpu
 @pytest.mark.parametrize("kind", ["twice", "never"])
-def test_one_backward_pass_must_come_to_the_bags(kind):
+def test_one_backward_pass_must_reach_the_bags(kind):
     bags = make_bags()
     weight = torch.nn.Parameter(torch.ones((), device="cuda"))
 
@@ -433,12 +436,12 @@ def test_one_backward_pass_must_come_to_the_bags(kind):
 @gpu
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_tables_of_several_dims(optimizer):
-    """Each dim has its updates in the one recording."""
+    """The updates of every dim are in one graph."""
     dims = {"a": 8, "b": 16, "c": 8}
 
     def train(graphs, **arguments):
         torch.manual_seed(0)
-        # each dim has a part of the cache, in which its batches must have room
+        # Each dim has a part of the cache, in which its batches must fit.
         tables = [hotrows.Table(name, max(num, 2000), dim=dims[name]) for name, num in SIZES.items()]
         bags = hotrows.EmbeddingBagCollection(
             tables, DIM, optimizer=OPTIMIZERS[optimizer](), device="cuda", **arguments
@@ -454,7 +457,7 @@ def test_tables_of_several_dims(optimizer):
             dense_optimizer.step()
             return loss.detach()
 
-        one = hotrows.graphed(step, bags) if graphs else optimizer_override()(step)
+        one = hotrows.graphed(step, bags) if graphs else OptimizerOverride(dense_optimizer)(step)
         losses = [one(batch) for batch in hotrows.lookahead(make_batches(), bags, **AHEAD)]
         bags.flush()
         return one, torch.stack(losses).cpu(), {name: bags.weight(name) for name in SIZES}
@@ -469,8 +472,8 @@ def test_tables_of_several_dims(optimizer):
 
 
 @gpu
-def test_a_step_that_answers_too_much_trains_all_the_same():
-    """Its recording is given up after the updates were recorded."""
+def test_a_step_with_too_many_outputs_trains_all_the_same():
+    """Its capture fails after the updates were captured."""
     bags, plain = make_bags(), make_bags()
 
     def steps_of(bags):
@@ -481,18 +484,18 @@ def test_a_step_that_answers_too_much_trains_all_the_same():
 
         return step
 
-    one, answers = train_each(steps_of(bags), bags)
+    one, outputs = train_each(steps_of(bags), bags)
     assert "64 at most" in one.reason
     step = steps_of(plain)
     expected = [step(batch) for batch in hotrows.lookahead(make_batches(), plain, **AHEAD)]
     plain.flush()
-    assert all(ours[-1].equal(theirs[-1]) for ours, theirs in zip(answers, expected, strict=True))
+    assert all(ours[-1].equal(theirs[-1]) for ours, theirs in zip(outputs, expected, strict=True))
     assert all(bags.weight(name).equal(plain.weight(name)) for name in SIZES)
 
 
 @gpu
-def test_a_rate_set_by_hand_counts():
-    """And a state that was loaded: the step is recorded again."""
+def test_a_learning_rate_set_by_hand_counts():
+    """So does a state that was loaded: the step is captured again."""
     losses = {}
     for graphs in (True, False):
         torch.manual_seed(0)
@@ -550,14 +553,14 @@ def test_dropout_repeats():
             loss.backward()
             return loss
 
-        one, answers = train_each(step, bags)
+        one, outputs = train_each(step, bags)
         assert one.reason is None
-        losses.append(torch.stack([answer.cpu() for answer in answers]))
+        losses.append(torch.stack([output.cpu() for output in outputs]))
     assert torch.equal(*losses)
 
 
 @gpu
-def test_bad_ids_raise_at_their_turn():
+def test_bad_ids_raise_in_their_iteration():
     batches = make_batches()
     batches[15].ids[3, 1] = 99
     tables = [hotrows.Table(name, num) for name, num in SIZES.items()]
@@ -574,9 +577,105 @@ def test_bad_ids_raise_at_their_turn():
         one(next(loop))
     with pytest.raises(hotrows.BadIdError, match=r"feature 'b', sample 3: id 99"):
         next(loop)
+    assert one.num_replayed > 0
+    assert bags.schedulers[0].updater.steps == 15
 
 
-def test_on_the_cpu_the_step_runs_as_it_stands():
+@gpu
+def test_a_bad_batch_before_a_replay_does_not_count():
+    """The host learns of the bad id after its eager step was counted, and Adam's next step depends on the count."""
+    results = []
+    for is_bad in (True, False):
+        bags = make_bags()
+
+        def step(batch, bags=bags):
+            loss = bags(batch.ids).square().sum()
+            loss.backward()
+            return loss.detach()
+
+        one = hotrows.graphed(step, bags)
+        for number, batch in enumerate(hotrows.lookahead(make_batches(), bags, **AHEAD)):
+            one(batch)
+            if is_bad and number == 10:
+                bags(torch.tensor([[1, 99, 1]], device="cuda")).sum().backward()
+        with pytest.raises(hotrows.BadIdError, match="id 99") if is_bad else nullcontext():
+            bags.flush()
+        assert one.num_replayed > NUM_STEPS // 2
+        assert bags.schedulers[0].updater.steps == NUM_STEPS
+        results.append({name: bags.weight(name) for name in SIZES})
+    assert all(torch.equal(results[0][name], results[1][name]) for name in SIZES)
+
+
+@gpu
+@pytest.mark.parametrize("dense", ["sgd", "momentum", "adam"])
+def test_a_closed_step_leaves_no_trace_and_runs_eagerly(dense):
+    """The same bits as a loop that is eager from the beginning cannot be expected: fused steps round differently."""
+    results = []
+    for graphs in (True, False):
+        torch.manual_seed(0)
+        bags, model = make_bags(store="device"), Net().cuda()
+        kind = torch.optim.Adam if dense == "adam" else torch.optim.SGD
+        more = {"momentum": 0.9} if dense == "momentum" else {}
+        optimizer = kind(model.parameters(), lr=0.01, **more)
+        settings = dict(optimizer.param_groups[0])
+
+        def step(batch, bags=bags, model=model, optimizer=optimizer):
+            logits = model(batch.dense, bags(batch.ids))
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        def epoch(step, bags=bags):
+            return [step(batch) for batch in hotrows.lookahead(make_batches(where="cuda"), bags, **AHEAD)]
+
+        if graphs:
+            with hotrows.graphed(step, bags) as one:
+                losses = epoch(one)
+                assert optimizer.param_groups[0]["fused"]
+                assert optimizer.param_groups[0]["lr"].is_cuda
+            assert optimizer.param_groups[0] == settings
+            assert not optimizer._optimizer_step_pre_hooks
+            assert all(param.grad is None for param in model.parameters())
+            assert all(not state["step"].is_cuda for state in optimizer.state.values() if "step" in state)
+            losses += epoch(one)
+            assert (one.num_eager, one.num_replayed) == (WARM_UP + NUM_STEPS, NUM_STEPS - WARM_UP)
+        else:
+            losses = epoch(step) + epoch(step)
+        results.append(torch.stack(losses))
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
+
+
+@gpu
+@pytest.mark.parametrize("is_capturable", [True, False])
+def test_optimizers_need_not_be_adapted(is_capturable):
+    bags, model = make_bags(), Net().cuda()
+    rate = torch.tensor(0.01, device="cuda") if is_capturable else 0.01
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, capturable=is_capturable)
+    settings = dict(optimizer.param_groups[0])
+
+    def step(batch):
+        loss = model(batch.dense, bags(batch.ids)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    one = hotrows.graphed(step, bags, adapt_optimizers=False)
+    for batch in hotrows.lookahead(make_batches(), bags, **AHEAD):
+        one(batch)
+    bags.flush()
+    assert all(optimizer.param_groups[0][name] is value for name, value in settings.items())
+    if is_capturable:
+        assert one.reason is None
+        assert one.num_replayed == NUM_STEPS - WARM_UP
+    else:
+        assert "not a tensor on the device" in one.reason
+        assert one.num_replayed == 0
+
+
+def test_on_the_cpu_the_step_runs_eagerly():
     batches = make_batches()
     ours = run(batches, graphs=True, device="cpu", **CACHE)
     assert "cpu" in ours["step"].reason

@@ -158,7 +158,7 @@ def dense_part() -> None:
     parts = make_parts(x, BATCH, [64])
     for dtype in (torch.float32, torch.bfloat16):
         grad, out, weight = (torch.zeros(size, 64, dtype=dtype) for size in (BATCH, BATCH, 64))
-        mask_and_sum(grad, out, 64, 64, parts, 0, turn=True, weight=weight)
+        mask_and_sum(grad, out, 64, 64, parts, 0, transpose=True, weight=weight)
     for dtype in (torch.float32, torch.bfloat16):
         embedded = torch.zeros(BATCH, FEATURES, DIM, requires_grad=True)
         summary = torch.zeros(BATCH, DIM, requires_grad=True)

@@ -1,9 +1,9 @@
-"""Streams and events by stand-ins: whose stream is current, what waits for what, and which events are used again."""
+"""CUDA streams and events with fakes: which stream is current, what waits for what, and which events are reused."""
 
 import pytest
 import torch
 
-from hotrows.runtime import streams
+from hotrows.runtime import cuda_private, streams
 
 CUDA = torch.device("cuda", 0)
 
@@ -11,7 +11,7 @@ CUDA = torch.device("cuda", 0)
 class Event:
     def __init__(self) -> None:
         self.log: list[tuple[str, int]] = []
-        self.is_past = False
+        self.is_complete = False
 
     def record(self, stream) -> None:
         self.log.append(("record", stream.stream_id))
@@ -20,7 +20,7 @@ class Event:
         self.log.append(("wait", stream.stream_id))
 
     def query(self) -> bool:
-        return self.is_past
+        return self.is_complete
 
     def synchronize(self) -> None:
         self.log.append(("synchronize", 0))
@@ -35,33 +35,33 @@ class Stream:
 
 @pytest.fixture
 def current(monkeypatch) -> dict[str, int]:
-    """The current device, and its current stream."""
+    """The current device and its current stream."""
     now = {"device": 0, "stream": 0}
+    monkeypatch.setattr(cuda_private, "SAFE", False)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(streams, "_spare_events", {})
-    for name, stand_in in {
+    monkeypatch.setattr(streams, "_event_pools", {})
+    for name, fake in {
         "_cuda_getDevice": lambda: now["device"],
         "_cuda_getCurrentStream": lambda index: (now["stream"], index, 1),
         "_cuda_setStream": lambda stream, index, kind: now.update(stream=stream, device=index),
     }.items():
-        monkeypatch.setattr(torch._C, name, stand_in, raising=False)
+        monkeypatch.setattr(torch._C, name, fake, raising=False)
     return now
 
 
-def test_recorded_work_runs_in_the_stream_behind_marks(current):
+def test_replays_run_in_the_stream_behind_events(current):
     stream, seen = streams.CudaWorkStream(CUDA), []
     before = streams.CudaEvent(Stream(stream_id=3))
-    past = streams.CudaEvent(Stream(stream_id=3))
-    past._event.is_past = True
-    assert past.query()
-    event = stream.submit(
-        lambda: seen.append(current["stream"]), (before, past, streams.CompletedEvent()), replays_graph=True
-    )
+    complete = streams.CudaEvent(Stream(stream_id=3))
+    complete._event.is_complete = True
+    assert complete.query()
+    after = (before, complete, streams.CompletedEvent())
+    event = stream.submit(lambda: seen.append(current["stream"]), after, replays_graph=True)
     assert seen == [7]
     assert current == {"device": 0, "stream": 0}
     assert before._event.log == [("record", 3), ("wait", 7)]
-    assert past._event.log == [("record", 3)], "what is known to have passed is not waited for"
+    assert complete._event.log == [("record", 3)], "nothing waits for an event that is known to be complete"
     assert event._event.log == [("record", 7)]
 
 
@@ -78,16 +78,18 @@ def test_the_stream_is_set_back_after_an_error(current):
     assert current == {"device": 0, "stream": 5}
 
 
-def test_with_another_device_current_pytorch_sets_the_stream(current, monkeypatch):
+@pytest.mark.parametrize("reason", ["another device is current", "private calls are switched off"])
+def test_otherwise_pytorch_sets_the_stream(reason, current, monkeypatch):
     stream, calls = streams.CudaWorkStream(CUDA), []
-    current["device"] = 1
+    monkeypatch.setattr(cuda_private, "SAFE", reason == "private calls are switched off")
+    current["device"] = device = int(reason == "another device is current")
     monkeypatch.setattr(stream, "_submit_anything", lambda work, after: calls.append((work, after)))
     stream.submit(print, (), replays_graph=True)
     assert calls == [(print, ())]
-    assert current == {"device": 1, "stream": 0}
+    assert current == {"device": device, "stream": 0}
 
 
-def test_events_are_used_again_once_nobody_has_their_mark(current):
+def test_events_are_reused_once_nobody_holds_them(current):
     stream = streams.CudaWorkStream(CUDA)
     first = stream.submit(lambda: None, replays_graph=True)
     second = stream.submit(lambda: None, replays_graph=True)
@@ -100,9 +102,9 @@ def test_events_are_used_again_once_nobody_has_their_mark(current):
     assert event.log == [("record", 7), ("record", 7)]
 
 
-def test_a_mark_that_is_renewed_has_not_passed(current):
+def test_an_event_that_is_recorded_again_is_not_complete(current):
     event = streams.CudaEvent(Stream())
-    event.wait()
+    event.synchronize()
     assert event.query()
     event.record_again(Stream(stream_id=4))
     assert not event.query()

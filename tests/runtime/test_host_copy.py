@@ -1,4 +1,4 @@
-"""Copies from the host, whatever the host has."""
+"""Copies from the host, for every kind of source."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hotrows.runtime.host_copy import HostCopy
 
 
 @pytest.mark.parametrize("in_stream", [False, True])
-@pytest.mark.parametrize("kind", ["as it is", "pinned", "with gaps", "of another type", "on the device", "empty"])
+@pytest.mark.parametrize("kind", ["contiguous", "pinned", "with gaps", "of another type", "on the device", "empty"])
 def test_copies(kind, in_stream, device):
     source = torch.randperm(26 * 300).view(300, 26)[: 0 if kind == "empty" else 300]
     expected = source.clone()

@@ -1,12 +1,13 @@
-"""Memsets of recordings as kernels: the same bytes at the same point, and fewer nodes of that kind."""
+"""Memsets of captured graphs as kernels: the same bytes between the same kernels, and no memset nodes."""
 
 import ctypes
 
 import pytest
 import torch
 
-from hotrows.runtime import memset_nodes
+from hotrows.runtime import cuda_private, memset_nodes
 from hotrows.runtime.capture import GraphCapture
+from hotrows.runtime.cuda_private import GraphNodes
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)
@@ -21,8 +22,8 @@ def set_bytes(tensor, num, value, element_size=1):
     assert error == 0
 
 
-def count(graph, kind=memset_nodes._MEMSET):
-    return len(list(memset_nodes._driver().nodes(ctypes.c_void_p(graph.raw_cuda_graph()), kind)))
+def count(graph, kind=GraphNodes.MEMSET):
+    return len(cuda_private.graph_nodes().of_kind(graph.raw_cuda_graph(), kind))
 
 
 @pytest.mark.parametrize(
@@ -33,13 +34,13 @@ def test_sets_the_same_bytes_between_the_same_kernels(element_size, value):
     wanted = bytearray(b"\x07" * 32)
     wanted[:24] = value.to_bytes(element_size, "little") * num
     memory, seen, other = (torch.zeros(32, dtype=torch.uint8, device=DEVICE) for _ in range(3))
-    recorder, side = GraphCapture(DEVICE, -5), torch.cuda.Stream(DEVICE)
-    with recorder.capture() as graph:
+    side = torch.cuda.Stream(DEVICE)
+    with GraphCapture(DEVICE, -5).capture() as graph:
         memory.fill_(7)
         set_bytes(memory, num, value, element_size)
         filled = torch.cuda.current_stream().record_event()
         seen.copy_(memory + 0)
-        with torch.cuda.stream(side):  # two wait for it
+        with torch.cuda.stream(side):  # two nodes wait for the memset
             side.wait_event(filled)
             other.copy_(memory + 1)
         torch.cuda.current_stream().wait_stream(side)
@@ -59,14 +60,14 @@ def test_first_and_last_of_a_graph():
         set_bytes(memory, 4, 5, 4)
         set_bytes(memory[8:], 4, 6, 4)
     assert count(graph) == 0
-    assert count(graph, memset_nodes._KERNEL) == 2
+    assert count(graph, GraphNodes.KERNEL) == 2
     memory.fill_(1)
     graph.replay()
     assert memory.tolist() == [5] * 4 + [1] * 4 + [6] * 4 + [1] * 4
 
 
-def test_large_ones_stay():
-    memory = torch.ones(memset_nodes.MOST_BYTES + 4, dtype=torch.uint8, device=DEVICE)
+def test_large_memsets_stay():
+    memory = torch.ones(memset_nodes.MAX_BYTES + 4, dtype=torch.uint8, device=DEVICE)
     with GraphCapture(DEVICE).capture() as graph:
         set_bytes(memory, memory.numel(), 3)
     assert count(graph) == 1
@@ -74,8 +75,12 @@ def test_large_ones_stay():
     assert memory.eq(3).all()
 
 
-def test_stay_where_the_driver_has_no_such_call(monkeypatch):
-    monkeypatch.setattr(memset_nodes, "_driver", lambda: None)
+@pytest.mark.parametrize("reason", ["the driver has no such call", "private calls are switched off"])
+def test_memsets_stay_otherwise(reason, monkeypatch):
+    if reason == "private calls are switched off":
+        monkeypatch.setattr(cuda_private, "SAFE", True)
+    else:
+        monkeypatch.setattr(cuda_private, "_graph_nodes", lambda: None)
     memory = torch.ones(8, dtype=torch.uint8, device=DEVICE)
     with GraphCapture(DEVICE).capture() as graph:
         set_bytes(memory, 8, 3)
@@ -83,7 +88,7 @@ def test_stay_where_the_driver_has_no_such_call(monkeypatch):
     assert memory.eq(3).all()
 
 
-def test_a_sort_has_them_and_sorts():
+def test_a_sort_has_memsets_and_sorts():
     keys = torch.randint(1000, (100_000,), dtype=torch.int32, device=DEVICE)
     with GraphCapture(DEVICE).capture() as graph:
         values, order = torch.sort(keys, stable=True)

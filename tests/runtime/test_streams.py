@@ -1,4 +1,4 @@
-"""Lanes on the CPU: order, waiting, and what happens when a job fails."""
+"""Streams on the CPU: order, waiting, and what happens when a job fails."""
 
 import gc
 import threading
@@ -27,7 +27,7 @@ def test_jobs_run_in_order_in_another_thread() -> None:
     assert threads != {threading.current_thread()}
 
 
-def test_a_job_waits_for_other_lanes() -> None:
+def test_a_job_waits_for_other_streams() -> None:
     slow, fast = ThreadStream("slow"), ThreadStream("fast")
     done: list[str] = []
     first = slow.submit(lambda: (time.sleep(0.02), done.append("slow"))[0])
@@ -35,7 +35,7 @@ def test_a_job_waits_for_other_lanes() -> None:
     assert done == ["slow", "fast"]
 
 
-def test_after_a_failure_nothing_more_is_done_and_everyone_is_told() -> None:
+def test_after_a_failure_nothing_more_runs_and_every_event_raises() -> None:
     stream = ThreadStream("test")
     done: list[int] = []
 
@@ -51,7 +51,7 @@ def test_after_a_failure_nothing_more_is_done_and_everyone_is_told() -> None:
     assert done == []
 
 
-def test_the_thread_ends_with_its_lane() -> None:
+def test_the_thread_ends_with_its_stream() -> None:
     before = set(threading.enumerate())
     stream = ThreadStream("test")
     stream.submit(lambda: None).wait()

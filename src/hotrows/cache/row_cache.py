@@ -86,8 +86,10 @@ class RowCache:
         self.transfer.move(self.store, self.records, moves)
 
     def move_planned(self, plan: Plan) -> None:
-        """Carry out the moves of a plan."""
-        self.move(Moves(plan.move_slots, plan.move_out, plan.move_in, plan.num_moves))
+        """Carry out the moves of a plan, once."""
+        if not plan.is_moved:
+            self.move(Moves(plan.move_slots, plan.move_out, plan.move_in, plan.num_moves))
+            plan.is_moved = True
 
     def read_overflow(self, plan: Plan) -> None:
         """Copy the rows of a plan that got no slot behind the last slot."""

@@ -43,6 +43,15 @@ class RowUpdater:
         self.optimizer.note_step()
         return self.optimizer.hyper(self.steps)
 
+    def take_step(self, plan: Plan, grads: LookupGrads) -> None:
+        """Count one optimizer step and apply it to a plan's unique rows. If that fails, nothing has changed."""
+        num_steps = self.steps
+        try:
+            self.apply(plan, grads, self.next_step())
+        except BaseException:
+            self.steps = num_steps
+            raise
+
     def apply(self, plan: Plan, grads: LookupGrads, hyper: Tensor | tuple[float, ...]) -> None:
         """Update the records of a plan's unique rows, in the caller's stream."""
         assert self.optimizer is not None

@@ -63,7 +63,7 @@ def prepare(
 def profile(
     data: Annotated[str, typer.Argument(help="A prepared directory, or synthetic:criteo-kaggle and the like.")],
     batch_size: Annotated[int, typer.Option(help="Samples per batch, for the miss-ratio curve.")] = 2048,
-    samples: Annotated[int, typer.Option(help="Samples to look at.")] = 1_000_000,
+    samples: Annotated[int, typer.Option(help="Samples to read.")] = 1_000_000,
     hit_rate: Annotated[float | None, typer.Option(help="Suggest a cache for this hit rate, such as 0.9.")] = None,
     memory: Annotated[str | None, typer.Option(help="Suggest a cache for this much device memory: 2GB.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write profile.json and profile.png here.")] = None,

@@ -56,8 +56,9 @@ def unflatten_batch(leaves: list[Any], structure: Any) -> Any:
     if isinstance(structure, type):
         return structure._make(leaves) if hasattr(structure, "_make") else structure(leaves)
     if isinstance(structure, _Fields):
-        values = unflatten_batch(leaves, structure.structure)
-        return structure.kind(**dict(zip(structure.names, values, strict=True)))
+        return _make(
+            structure.kind, dict(zip(structure.names, unflatten_batch(leaves, structure.structure), strict=True))
+        )
     if isinstance(structure, _WithDataclasses):
         values, start = [], 0
         for fields, num_leaves in structure.parts:
@@ -66,6 +67,16 @@ def unflatten_batch(leaves: list[Any], structure: Any) -> Any:
             start += num_leaves
         return pytree.tree_unflatten(values, structure.outer)
     return pytree.tree_unflatten(leaves, structure)
+
+
+def _make(kind: type, values: dict[str, Any]) -> Any:
+    """A dataclass with these values of its fields."""
+    if all(field.init for field in dataclasses.fields(kind)):
+        return kind(**values)
+    made: Any = object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)  # as a frozen dataclass does in __init__
+    return made
 
 
 def _flatten_dataclasses(values: list[Any], outer: Any) -> tuple[list[Any], _WithDataclasses]:

@@ -18,6 +18,7 @@ from hotrows.nn.base import CachedModule
 from hotrows.ops.row_optimizer import coefficients
 from hotrows.runtime import cuda_private
 from hotrows.runtime.capture import GraphCapture
+from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.host_copy import HostCopy
 from hotrows.runtime.streams import CudaEvent, Event, PooledEvent, event_pool, record_event
 
@@ -152,11 +153,13 @@ class CapturedStep:
             cuda_private.copy_all([target for target, _ in on_device], [source for _, source in on_device])
         for ticket, part in zip(tickets, self._parts, strict=True):
             part.scheduler.acquire(ticket)
-            part.next_step()
-        self._graph.replay()
-        self._done = self._streams.note_replay(stream)
-        for ticket, part in zip(tickets, self._parts, strict=True):
-            part.scheduler.note_use(ticket, self._done)
+        with defer_sigint():  # a step that is counted is trained, and its event is noted
+            for part in self._parts:
+                part.next_step()
+            self._graph.replay()
+            self._done = self._streams.note_replay(stream)
+            for ticket, part in zip(tickets, self._parts, strict=True):
+                part.scheduler.note_use(ticket, self._done)
         return output
 
     def _copy_inputs(self, leaves: list[Any], stream: torch.cuda.Stream) -> list[tuple[Tensor, Tensor]]:

@@ -92,7 +92,7 @@ def graphed(
         adapt_optimizers: False changes nothing in your optimizers. Then a step is replayed only if they are capturable
             already: `lr` is a tensor on the device and, for Adam and AdamW, `capturable=True`.
         dense_kernels: compute the steps of fused optimizers by `hotrows.dense`, whose kernels fill the device. The
-            result differs from that of PyTorch's kernels in the last bit at most.
+            result of a step differs from that of PyTorch's kernels in the last bit at most.
     """
     override: StepOverride | None = None
     if dense_kernels:

@@ -53,9 +53,14 @@ class Coalescing:
             planner.announce(coalesced.union, number)
             return coalesced.union.num
 
-        coalesced.unique_count, event = scheduler.streams.submit_plan_with_readback(work)
-        scheduler.streams.keep_alive_until(coalesced, event)
-        scheduler.count_later(coalesced)
+        try:
+            coalesced.unique_count, event = scheduler.streams.submit_plan_with_readback(work)
+            scheduler.streams.keep_alive_until(coalesced, event)
+            scheduler.count_later(coalesced)
+        except BaseException:  # The policy does not know of these batches, and each is planned by itself.
+            for ticket in coalesced.tickets:
+                ticket.coalesced = None
+            raise
 
     def separate(self, coalesced: CoalescedBatches) -> None:
         """Plan these batches one by one from now on. The policy no longer knows of them."""

@@ -51,9 +51,9 @@ class InFlight:
             self._protected.popleft()
 
     def remove(self, ticket: BatchTicket, last_uses: Sequence[Event] = ()) -> None:
-        """A ticket is released after these events, or was rejected."""
+        """A ticket is released after these events, or was rejected. Does nothing if it is not in flight."""
         assert ticket.plan is not None
-        del self._tickets[ticket.plan.plan_number]
+        self._tickets.pop(ticket.plan.plan_number, None)
         if last_uses:
             self.released = [event for event in self.released if not event.query()] + list(last_uses)
 

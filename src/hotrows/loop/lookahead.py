@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from hotrows.cache.policies.next_use import WINDOW_LIMIT
 from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket
 from hotrows.loop.window import BatchWindow
+from hotrows.runtime.defer_sigint import defer_sigint
 
 B = TypeVar("B")
 
@@ -75,10 +76,8 @@ def _run(batches: Iterator[B], bags: LookaheadModule, depth: int, window: int, i
         return
     bags.close_lookahead()
     loop = _Loop(batches, bags, depth, ids)
-    for scheduler in bags.schedulers:
-        scheduler.open_loop(depth, window)
-    bags.open_lookahead(loop.close)
     try:
+        loop.open(depth, window)
         while True:
             loop.read_up_to(window)
             found = loop.next()
@@ -104,24 +103,35 @@ class _Loop(Generic[B]):
         self._is_exhausted = False
         self._is_closed = False
 
+    def open(self, depth: int, window: int) -> None:
+        """The loop begins."""
+        with defer_sigint():
+            for scheduler in self._bags.schedulers:
+                scheduler.open_loop(depth, window)
+            self._bags.open_lookahead(self.close)
+
     def read_up_to(self, window: int) -> None:
         """Read and announce batches until `window` of them are known."""
         while len(self._read) < window and not self._is_exhausted:
             try:
                 batch = next(self._batches)
-                self._read.append((batch, self._announce(batch)))
+                self._announce(batch)
             except StopIteration:
                 self._is_exhausted = True
             except Exception as error:  # raised in its own iteration, so that the batches before it train
                 self._failure, self._is_exhausted = error, True
 
-    def _announce(self, batch: B) -> list[BatchTicket]:
-        if self._is_closed or not self._bags.training:
-            return []
-        tickets = self._bags.announce(self._ids(batch))
-        for window, ticket in zip(self._windows, tickets, strict=True):
-            window.announce(ticket)
-        return tickets
+    def _announce(self, batch: B) -> None:
+        """Announce a batch, and keep it until its iteration."""
+        tickets: list[BatchTicket] = []
+        is_announced = not self._is_closed and self._bags.training
+        ids = self._ids(batch) if is_announced else None
+        with defer_sigint():
+            if is_announced:
+                tickets = self._bags.announce(ids)
+                for window, ticket in zip(self._windows, tickets, strict=True):
+                    window.announce(ticket)
+            self._read.append((batch, tickets))
 
     def next(self) -> tuple[B, list[BatchTicket]] | None:
         """Begin the next iteration: its batch, with the rows on the device or on their way. None behind the last."""
@@ -129,23 +139,26 @@ class _Loop(Generic[B]):
             if self._failure is not None:
                 raise self._failure
             return None
-        batch, tickets = self._read.popleft()
-        if tickets and not self._is_closed:  # after the loop was closed, batches are planned when they are looked up
-            for window in self._windows:
-                window.next().check_ids()
-            self._bags.set_current(tickets)
-        return batch, tickets
+        with defer_sigint():
+            batch, tickets = self._read.popleft()
+            if tickets and not self._is_closed:  # after the loop was closed, batches are planned when they are looked up
+                for window in self._windows:
+                    window.next().check_ids()
+                self._bags.set_current(tickets)
+            return batch, tickets
 
     def finish(self) -> None:
         """End the iteration."""
-        if not self._is_closed:
-            self._bags.set_current(None)
-            for window in self._windows:
-                window.finish()
+        with defer_sigint():
+            if not self._is_closed:
+                self._bags.set_current(None)
+                for window in self._windows:
+                    window.finish()
 
     def close(self) -> None:
         """End the loop."""
-        self._is_closed = True
-        self._bags.set_current(None)
-        for window in self._windows:
-            window.close()
+        with defer_sigint(), ExitStack() as stack:
+            self._is_closed = True
+            self._bags.set_current(None)
+            for window in self._windows:
+                stack.callback(window.close)

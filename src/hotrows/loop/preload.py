@@ -8,6 +8,7 @@ from torch import Tensor
 from hotrows.cache.planning.protocol import Placement
 from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket, CheckedRows
+from hotrows.runtime.defer_sigint import defer_sigint
 
 
 def preload_hottest(scheduler: Scheduler, num: int) -> None:
@@ -20,12 +21,13 @@ def preload_hottest(scheduler: Scheduler, num: int) -> None:
     if cache.holds_all_rows or num == 0:
         return
     rows = torch.arange(num) if cache.numbering is None else cache.numbering.hottest(num)
-    before = replace(scheduler.totals())
-    ticket = _bring_in(scheduler, rows.to(cache.device))
-    scheduler.acquire(ticket)
-    scheduler.release(ticket)
-    after = scheduler.totals()
-    cache.stats = replace(before, bytes_in=after.bytes_in, bytes_out=after.bytes_out)
+    with defer_sigint():
+        before = replace(scheduler.totals())
+        ticket = _bring_in(scheduler, rows.to(cache.device))
+        scheduler.acquire(ticket)
+        scheduler.release(ticket)
+        after = scheduler.totals()
+        cache.stats = replace(before, bytes_in=after.bytes_in, bytes_out=after.bytes_out)
 
 
 def pin(scheduler: Scheduler, rows: Tensor) -> None:
@@ -34,22 +36,23 @@ def pin(scheduler: Scheduler, rows: Tensor) -> None:
     pinned = cache.planner.pinned
     if pinned is None:
         return
-    ticket = _bring_in(scheduler, rows)
-    scheduler.resolve_all()
-    assert ticket.counts is not None
-    assert ticket.plan is not None
-    row_slots = ticket.plan.row_slots
-    try:
-        if ticket.counts.overflow:
-            raise ValueError(
-                f"{ticket.counts.unique:,} rows to pin, but {ticket.counts.overflow:,} of them find no slot in a "
-                f"cache of {cache.num_slots:,}: pin fewer rows or make the cache larger"
-            )
-        scheduler.streams.submit_plan(lambda: _set(pinned, row_slots)).wait()
-        cache.num_pinned = int(pinned.sum())
-    finally:
-        scheduler.acquire(ticket)
-        scheduler.release(ticket)
+    with defer_sigint():
+        ticket = _bring_in(scheduler, rows)
+        scheduler.resolve_all()
+        assert ticket.counts is not None
+        assert ticket.plan is not None
+        row_slots = ticket.plan.row_slots
+        try:
+            if ticket.counts.overflow:
+                raise ValueError(
+                    f"{ticket.counts.unique:,} rows to pin, but {ticket.counts.overflow:,} of them find no slot in a "
+                    f"cache of {cache.num_slots:,}: pin fewer rows or make the cache larger"
+                )
+            scheduler.streams.submit_plan(lambda: _set(pinned, row_slots)).wait()
+            cache.num_pinned = int(pinned.sum())
+        finally:
+            scheduler.acquire(ticket)
+            scheduler.release(ticket)
 
 
 def unpin(scheduler: Scheduler) -> None:

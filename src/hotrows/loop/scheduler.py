@@ -62,6 +62,7 @@ class Scheduler:
         self._unresolved: deque[BatchTicket] = deque()  # planned; their counts are on the way to the host
         self._uncounted: deque[BatchTicket | CoalescedBatches] = deque()
         self._release_later: deque[BatchTicket] = deque()
+        self.unwritten: BatchTicket | None = None  # its overflow copies may have been updated and not written back
         self._next_batch_number = 0
 
     # -- announcing -------------------------------------------------------------------------------------------------
@@ -278,6 +279,17 @@ class Scheduler:
             planned.move_to(TicketState.PLANNED)
         return tickets
 
+    def _roll_back_unknown_plan(self) -> None:
+        """Take back the last plan if a failure came before its ticket was among the unresolved ones."""
+        planner = self.cache.planner
+        moves = planner.unconfirmed_moves
+        if moves is None:
+            return
+        for ticket in self._unresolved:
+            if ticket.plan is not None and ticket.plan.move_slots is moves:
+                return
+        self.streams.submit_plan(planner.roll_back)
+
     def _put_in_flight(self, tickets: list[BatchTicket], takes_slots: bool) -> None:
         self.in_flight.add(tickets, takes_slots)
         self._unresolved.extend(tickets)
@@ -295,8 +307,9 @@ class Scheduler:
 
     def resolve(self, ticket: BatchTicket) -> bool:
         """Read the counts of a plan back, waiting if needed. True if it fits: then its moves are queued."""
-        while ticket.counts is None:
+        while ticket.state is TicketState.PLANNED:
             self._resolve_first()
+        assert ticket.counts is not None
         return bool(ticket.counts.fits)
 
     def resolve_all(self) -> None:
@@ -305,6 +318,7 @@ class Scheduler:
 
     def catch_up(self) -> None:
         """Take note of what has happened meanwhile, without waiting for anything."""
+        self.write_back_overflow()
         while self._release_later:
             self.release(self._release_later.popleft())
         self.streams.free_completed()
@@ -318,37 +332,45 @@ class Scheduler:
 
     def _resolve_unmoved(self) -> None:
         """Queue the moves of every plan that was made before."""
+        self._roll_back_unknown_plan()
         for ticket in self._unresolved:
             if ticket.ready is None:
                 self.resolve_all()
                 return
 
     def _resolve_first(self) -> None:
-        readback = self._unresolved[0].counts_readback
-        assert readback is not None
-        numbers = readback.result()  # may wait; after a Ctrl-C there, the ticket is still unresolved
-        ticket = self._unresolved.popleft()
+        """Read the counts of the oldest unresolved plan back. It stays unresolved until its moves are queued."""
+        ticket = self._unresolved[0]
+        assert ticket.counts_readback is not None
         assert ticket.plan is not None
-        counts = ticket.counts = Counts(*numbers)
-        cache = self.cache
-        cache.planner.resolve(ticket.plan, counts, ticket.placement)
-        cache.count_plan(counts, ticket.placement, ticket.plan.scanned_all and ticket.leader is None)
-        if not counts.fits:
+        numbers = ticket.counts_readback.result()  # may wait
+        if ticket.counts is None:
+            ticket.counts = Counts(*numbers)
+            self.cache.planner.resolve(ticket.plan, ticket.counts, ticket.placement)
+            self.cache.count_plan(
+                ticket.counts, ticket.placement, ticket.plan.scanned_all and ticket.leader is None
+            )
+        if not ticket.counts.fits:
             self._reject(ticket)
+            self._unresolved.popleft()
             return
         if ticket.plan_buffer is not None:
             self.graph_planning.free_request_buffer(ticket)
             ticket.unique = ticket.plan.unique
         ticket.coalesced = None
-        if ticket.ready is None:
+        is_moved_now = ticket.ready is None
+        if is_moved_now:
             self._move(ticket)
-            if counts.overflow:
-                self._read_overflow(ticket, counts.overflow)
         elif ticket.state is TicketState.PLANNED:  # the planning graph has moved its rows
             ticket.move_to(TicketState.READY)
+        self._unresolved.popleft()
+        if is_moved_now and ticket.counts.overflow:
+            self._read_overflow(ticket, ticket.counts.overflow)
 
     def _reject(self, ticket: BatchTicket) -> None:
         assert ticket.planned is not None
+        if ticket.state is TicketState.REJECTED:
+            return
         ticket.was_rejected = True
         self.in_flight.remove(ticket)
         if ticket.plan_buffer is not None:
@@ -367,18 +389,19 @@ class Scheduler:
     def _move(self, ticket: BatchTicket) -> None:
         """Queue the moves of a plan that was made outside the planning graph."""
         assert ticket.planned is not None
-        ticket.move_to(TicketState.READY)
-        if self.cache.holds_all_rows:
-            ticket.ready = ticket.planned
-            return
-        if ticket.leader is not None:
-            ticket.ready = ticket.leader.ready
-            return
         cache, plan = self.cache, ticket.plan
         assert plan is not None
-        ticket.ready = self.streams.submit_move(
-            lambda: cache.move_planned(plan), (ticket.planned, *ticket.move_after)
-        )  # fmt: skip
+        if cache.holds_all_rows:
+            ticket.ready = ticket.planned
+        elif ticket.leader is not None:
+            ticket.ready = ticket.leader.ready
+        else:
+            if cache.planner.unconfirmed_moves is plan.move_slots:
+                cache.planner.confirm()  # if queueing the moves fails, the ticket stays unresolved and they are queued later
+            ticket.ready = self.streams.submit_move(
+                lambda: cache.move_planned(plan), (ticket.planned, *ticket.move_after)
+            )
+        ticket.move_to(TicketState.READY)
 
     def _read_overflow(self, ticket: BatchTicket, num: int) -> None:
         cache, plan = self.cache, ticket.plan
@@ -389,6 +412,24 @@ class Scheduler:
             self.release(ticket)  # its rows are where the index says; only the copies could not be made
             raise
         ticket.ready = self.streams.submit_move(lambda: cache.read_overflow(plan), (self.streams.last_plan,))
+
+    def write_back_overflow(self) -> None:
+        """Write the overflow copies of the last update back to the store, if that has not been done.
+
+        A failure between an update and its write-back is made good here, before anything else is planned. Copies that
+        were not updated have the values of the store, so writing them back changes nothing.
+        """
+        ticket = self.unwritten
+        if ticket is None:
+            return
+        cache, plan = self.cache, ticket.plan
+        assert plan is not None
+        assert ticket.counts is not None
+        ticket.ready = self.streams.submit_move(
+            lambda: cache.write_overflow(plan), (record_event(self.device), self.streams.last_plan)
+        )
+        cache.stats.bytes_out += ticket.counts.overflow * cache.record_bytes
+        self.unwritten = None
 
     def acquire(self, ticket: BatchTicket) -> Plan:
         """Make the caller's stream wait until the rows of a plan are there."""
@@ -447,15 +488,21 @@ class Scheduler:
 
     # -- the cache as a whole -------------------------------------------------------------------------------------------
 
+    def _complete_plans(self) -> None:
+        """Queue the moves of every plan."""
+        self.write_back_overflow()
+        self._roll_back_unknown_plan()
+        self.resolve_all()
+
     def flush(self) -> None:
         """Write every row of the cache back to the store, and wait for it."""
-        self.resolve_all()
+        self._complete_plans()
         maintenance.write_back_all(self.cache, self.streams)
         self.cache.store.flush()
 
     def reload(self) -> None:
         """Read every row of the cache again, after the store was written from outside."""
-        self.resolve_all()
+        self._complete_plans()
         maintenance.read_again_all(self.cache, self.streams)
         self.cache.planner.plan_number += 1  # copies in the overflow buffer are no longer the latest
         for ticket in self.in_flight:

@@ -56,28 +56,27 @@ def update_together(scheduler: Scheduler, contributions: list[Contribution]) -> 
     scheduler.streams.keep_alive_until(contributions, record_event(scheduler.device))
     ticket = scheduler.announce_rows(lambda: CheckedRows(rows))
     scheduler.plan_now(ticket, Placement.SPILL)
-    scheduler.acquire(ticket)
-    if scheduler.stale_reads is not None and scheduler.stale_reads.last is not None:
-        scheduler.wait_event(scheduler.stale_reads.last)
-    _apply_step(scheduler, ticket, LookupGrads(grads), tuple(part.ticket for part in contributions))
-    scheduler.release(ticket)
+    try:
+        scheduler.acquire(ticket)
+        if scheduler.stale_reads is not None and scheduler.stale_reads.last is not None:
+            scheduler.wait_event(scheduler.stale_reads.last)
+        _apply_step(scheduler, ticket, LookupGrads(grads), tuple(part.ticket for part in contributions))
+    finally:
+        scheduler.release(ticket)
 
 
 def _apply_step(
     scheduler: Scheduler, ticket: BatchTicket, grads: LookupGrads, batches: tuple[BatchTicket, ...]
 ) -> None:
     assert ticket.plan is not None
-    updater, cache, plan = scheduler.updater, scheduler.cache, ticket.plan
+    updater, plan = scheduler.updater, ticket.plan
     assert updater.optimizer is not None
     scheduler.bad_ids.uncount_bad_steps(wait=updater.optimizer.depends_on_step)
-    updater.apply(plan, grads, updater.next_step())
-    scheduler.bad_ids.note_step(batches)
     if ticket.overflows:
-        assert ticket.counts is not None
-        ticket.ready = scheduler.streams.submit_move(
-            lambda: cache.write_overflow(plan), (record_event(scheduler.device), scheduler.streams.last_plan)
-        )
-        cache.stats.bytes_out += ticket.counts.overflow * cache.record_bytes
+        scheduler.unwritten = ticket
+    updater.take_step(plan, grads)
+    scheduler.bad_ids.note_step(batches)
+    scheduler.write_back_overflow()
 
 
 # -- stale reads ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The batches of one loop that are announced to one cache, planned ahead of their iterations."""
 
 from collections import deque
+from contextlib import ExitStack
 
 from hotrows.loop.depth_controller import READBACK_LAG, DepthController
 from hotrows.loop.scheduler import Scheduler
@@ -60,18 +61,22 @@ class BatchWindow:
 
     def close(self) -> None:
         """Give up the batches that have not come. Their rows that are on the way arrive and are in the cache."""
-        self.finish()
-        self._release_last()
-        while self._to_come:
-            ticket = self._to_come.popleft()
-            if ticket.ahead is not None:
-                self._look(ticket)
-            if ticket.state is TicketState.READY:
-                assert ticket.counts is not None
-                self._scheduler.cache.uncount_batch(ticket.counts)
-                self._scheduler.release(ticket)
-            else:
-                self._scheduler.withdraw(ticket)
+        with ExitStack() as stack:  # if one of these fails, the others are carried out nevertheless
+            while self._to_come:
+                stack.callback(self._give_up, self._to_come.pop())
+            stack.callback(self._release_last)
+            stack.callback(self.finish)
+
+    def _give_up(self, ticket: BatchTicket) -> None:
+        """A batch that was announced does not come."""
+        if ticket.ahead is not None:
+            self._look(ticket)
+        if ticket.state is TicketState.READY:
+            assert ticket.counts is not None
+            self._scheduler.cache.uncount_batch(ticket.counts)
+            self._scheduler.release(ticket)
+        else:
+            self._scheduler.withdraw(ticket)
 
     def _plan_ahead(self) -> None:
         """Look at plans made some iterations ago. Plan the batch of this iteration, and more ahead of theirs."""

@@ -17,6 +17,7 @@ from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket
 from hotrows.loop.ticket_updates import Contribution, can_update_in_place, update, update_together
 from hotrows.runtime import cuda_private
+from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.streams import record_event
 
 
@@ -90,12 +91,13 @@ class GradientAccumulation:
             self._backward_pass = backward_pass
         # A forward pass that is reached again may not be the only one of this backward pass, although none is open.
         is_alone = not (self.is_accumulating or self._gathered or self._open or opened.has_ended)
-        if is_alone and can_update_in_place(scheduler, ticket):
-            update(scheduler, ticket, grads)
-        else:
-            self._gather(ticket, grads)
-        scheduler.note_use(ticket)
-        opened.end(scheduler, ticket)
+        with defer_sigint():
+            if is_alone and can_update_in_place(scheduler, ticket):
+                update(scheduler, ticket, grads)
+            else:
+                self._gather(ticket, grads)
+            scheduler.note_use(ticket)
+            opened.end(scheduler, ticket)
         return torch.ones_like(self.anchor) if cuda_private.SAFE else None
 
     def _gather(self, ticket: BatchTicket, grads: LookupGrads) -> None:
@@ -129,9 +131,10 @@ class GradientAccumulation:
             self._gathered.clear()
 
     def _apply(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        if gathered:
-            update_together(self._scheduler, gathered)
+        with defer_sigint():
+            gathered, self._gathered = self._gathered, []
+            if gathered:
+                update_together(self._scheduler, gathered)
 
 
 def _end_backward_pass(accumulation: GradientAccumulation | None, anchor: Tensor) -> None:

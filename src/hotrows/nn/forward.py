@@ -15,6 +15,7 @@ from hotrows.nn.autograd import PooledRows
 from hotrows.nn.lookups import Lookups
 from hotrows.nn.table_set import TableSet
 from hotrows.runtime.cuda_private import run_first_in_backward
+from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.streams import use_device
 
 logger = logging.getLogger("hotrows")
@@ -103,17 +104,18 @@ class ForwardPass:
 
     def _pool(self, tables: TableSet, lookups: Lookups, current: BatchTicket | None, trains: bool) -> Tensor:
         scheduler, updates = tables.scheduler, tables.accumulation if trains else None
-        ticket = self._planned(scheduler, lookups, current, trains)
-        try:
-            scheduler.acquire(ticket)
-            anchor = tables.accumulation.anchor if trains else tables.accumulation.anchor.detach()
-            pooled: Tensor = PooledRows.apply(  # type: ignore[no-untyped-call]
-                anchor, lookups.weights, scheduler, ticket, lookups.offsets, self._mode, updates
-            )
-            scheduler.note_use(ticket)
-            return pooled
-        finally:
-            scheduler.release(ticket)
+        with defer_sigint():
+            ticket = self._planned(scheduler, lookups, current, trains)
+            try:
+                scheduler.acquire(ticket)
+                anchor = tables.accumulation.anchor if trains else tables.accumulation.anchor.detach()
+                pooled: Tensor = PooledRows.apply(  # type: ignore[no-untyped-call]
+                    anchor, lookups.weights, scheduler, ticket, lookups.offsets, self._mode, updates
+                )
+                scheduler.note_use(ticket)
+                return pooled
+            finally:
+                scheduler.release(ticket)
 
     def _planned(
         self, scheduler: Scheduler, lookups: Lookups, current: BatchTicket | None, trains: bool

@@ -1,6 +1,7 @@
 """The tables of one dim: their cache, its scheduler, and everything that reads or writes whole tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from hotrows.loop.preload import pin
 from hotrows.loop.scheduler import Scheduler
 from hotrows.nn.accumulation import GradientAccumulation
 from hotrows.nn.lookups import on_device
+from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.stores import Store
 from hotrows.stores.memory_checks import available_host_memory, require_memory
 from hotrows.stores.record import WEIGHT
@@ -92,9 +94,8 @@ class TableSet:
             raise ValueError(
                 f"table {table.name!r}: weight is {weight.dtype} {list(weight.shape)}, expected {list(expected)}"
             )
-        self.scheduler.flush()
-        self.set_part(table, WEIGHT, weight.detach())
-        self.scheduler.reload()
+        with self._writing():
+            self.set_part(table, WEIGHT, weight.detach())
 
     def state(self, table: Table) -> dict[str, Tensor]:
         """A copy of a table's optimizer state on the host: "step", and each field of the state."""
@@ -107,11 +108,20 @@ class TableSet:
         fields = [field.name for field in self.cache.store.layout.state]
         if set(state) != {"step", *fields}:
             raise ValueError(f"state of table {table.name!r} has {sorted(state)}, expected {sorted(['step', *fields])}")
-        self.scheduler.flush()
-        for field in fields:
-            self.set_part(table, field, state[field])
-        self.scheduler.updater.steps = int(state["step"])
-        self.scheduler.reload()
+        with self._writing():
+            for field in fields:
+                self.set_part(table, field, state[field])
+            self.scheduler.updater.steps = int(state["step"])
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The store is written inside. However that ends, the cache then has what the store has."""
+        with defer_sigint():
+            self.scheduler.flush()
+            try:
+                yield
+            finally:
+                self.scheduler.reload()
 
     def pin(self, table: Table, ids: Tensor) -> None:
         """Bring the rows of these ids into the cache and never evict them."""

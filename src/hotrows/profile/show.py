@@ -6,7 +6,7 @@ from hotrows.profile.frequencies import Skew
 from hotrows.profile.measure import HOT_SHARE, TOP_SHARES, Profile
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 BAR = 30  # characters
@@ -81,7 +81,7 @@ def _table() -> "Table":
     return Table(box=SIMPLE_HEAD, pad_edge=False)
 
 
-def _titled(title: str, table: "Table") -> "Group":
+def _titled(title: str, table: "Table") -> "RenderableType":
     """A table below its title. Rich would wrap a table's own title at the width of the table."""
     from rich.console import Group
     from rich.text import Text

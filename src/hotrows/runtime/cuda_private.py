@@ -7,7 +7,8 @@ read when this module is imported, switches all of them off: the functions below
 themselves, or return None and leave it to their callers. The results of training are as exact with it as without it.
 
 Not private in this sense are `torch.cuda.cudart()`, which PyTorch documents (`stores.pinned_memory` registers host
-memory with it), `Tensor._version` and the attributes of `torch.cuda.CUDAGraph`.
+memory with it), `Tensor._version` and the attributes of `torch.cuda.CUDAGraph`. Two other modules use Python code of
+PyTorch that has no public name: tests/runtime/test_cuda_private.py lists them, and finds every other private call.
 """
 
 import ctypes

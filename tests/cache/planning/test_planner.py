@@ -3,7 +3,8 @@
 import torch
 
 from hotrows.cache.indexes import make_index
-from hotrows.cache.planning.planner import Counts, EagerPlanner, Placement, Plan
+from hotrows.cache.planning.planner import EagerPlanner
+from hotrows.cache.planning.protocol import Counts, Placement, Plan
 from hotrows.cache.policies import make_policy
 from hotrows.cache.slots import Slots
 from hotrows.ops.unique import unique_rows
@@ -17,7 +18,7 @@ def make(capacity: int) -> EagerPlanner:
 def plan(
     planner: EagerPlanner, rows: list[int], placement: Placement, oldest: int | None = None
 ) -> tuple[Plan, Counts]:
-    made = planner.plan(unique_rows(torch.tensor(rows, dtype=torch.int64)), placement, oldest)
+    (made,) = planner.plan(unique_rows(torch.tensor(rows, dtype=torch.int64)), placement, oldest)
     return made, Counts(*made.counts.tolist())
 
 
@@ -28,7 +29,7 @@ def state(planner: EagerPlanner) -> list[torch.Tensor]:
 def test_every_lookup_has_the_slot_of_its_row() -> None:
     planner = make(10)
     rows = torch.tensor([5, 3, -1, 5, 9, 3])
-    made = planner.plan(unique_rows(rows), Placement.SPILL)
+    (made,) = planner.plan(unique_rows(rows), Placement.SPILL)
     assert made.slots[2] == -1
     found = planner.slots.row[made.slots.long()]
     assert torch.equal(torch.where(rows < 0, -1, found), rows)
@@ -40,7 +41,7 @@ def test_counts() -> None:
     assert plan(planner, [3, 4, 5], Placement.SPILL)[1] == Counts(3, 3, 1, 2, 2, 1, 0, 1, 3)
 
 
-def test_moves_say_who_leaves_and_who_comes() -> None:
+def test_moves_name_the_rows_that_leave_and_enter() -> None:
     planner = make(2)
     plan(planner, [1, 2], Placement.SPILL)
     made, _ = plan(planner, [7, 8], Placement.SPILL)
@@ -48,11 +49,11 @@ def test_moves_say_who_leaves_and_who_comes() -> None:
     assert made.move_in.tolist() == [7, 8]
 
 
-def test_all_or_nothing_changes_nothing_when_it_does_not_fit() -> None:
+def test_an_atomic_plan_that_does_not_fit_changes_nothing() -> None:
     planner = make(4)
     first, _ = plan(planner, [1, 2, 3], Placement.ATOMIC)
     before = state(planner)
-    made, counts = plan(planner, [3, 4, 5], Placement.ATOMIC, oldest=first.batch)
+    made, counts = plan(planner, [3, 4, 5], Placement.ATOMIC, oldest=first.plan_number)
     assert (counts.fits, counts.placed, counts.overflow) == (0, 0, 0)
     assert (made.move_in < 0).all()
     assert all(torch.equal(a, b) for a, b in zip(state(planner), before, strict=True))
@@ -60,7 +61,7 @@ def test_all_or_nothing_changes_nothing_when_it_does_not_fit() -> None:
     assert (counts.fits, counts.placed) == (1, 2)
 
 
-def test_what_does_not_fit_overflows() -> None:
+def test_rows_that_do_not_fit_overflow() -> None:
     planner = make(3)
     made, counts = plan(planner, [1, 2, 3, 4, 5, 4], Placement.SPILL)
     assert (counts.placed, counts.overflow) == (3, 2)
@@ -71,7 +72,7 @@ def test_what_does_not_fit_overflows() -> None:
     assert made.slots[3] == made.slots[5]
 
 
-def test_reading_places_nothing() -> None:
+def test_a_read_only_plan_places_nothing() -> None:
     planner = make(3)
     plan(planner, [1, 2], Placement.SPILL)
     before = state(planner)

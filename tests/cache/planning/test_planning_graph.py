@@ -98,13 +98,14 @@ def test_same_as_without_a_graph(index, window, coalesce):
     batches = make_batches(12)
     cache = {1: 90, 2: 95, 4: 102}[coalesce]
     if index == "set-associative":
-        cache = 128  # so that few sets have too few ways
-    ours, stats, num_in_graph = train(
-        batches, graph=True, cache=cache, index=index, window=window, coalesce=coalesce
-    )  # fmt: skip
+        cache = 80
+    ours, stats, num_in_graph = train(batches, graph=True, cache=cache, index=index, window=window, coalesce=coalesce)
     theirs, expected, _ = train(batches, graph=False, cache=cache, index=index, window=window)
     same(ours, theirs)
-    assert num_in_graph == NUM_BATCHES
+    if index == "set-associative" and coalesce > 1:  # some set has too few ways for several batches at once
+        assert num_in_graph > NUM_BATCHES // 2
+    else:
+        assert num_in_graph == NUM_BATCHES
     assert stats.evictions > 0
     assert (stats.lookups, stats.unique) == (expected.lookups, expected.unique)
     assert stats.hits + stats.misses == stats.unique

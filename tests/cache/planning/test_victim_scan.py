@@ -1,4 +1,4 @@
-"""Parts of the slots: each slot has its turn, and parts stay the same, so that rows leave in about ascending order."""
+"""Ranges of the slots: every slot is scanned, and ranges stay the same, so that rows leave in about ascending order."""
 
 import numpy as np
 import pytest
@@ -10,51 +10,51 @@ from hotrows.cache.planning.victim_scan import VictimScan
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(victim_scan, "LEAST", 10)
     monkeypatch.setattr(victim_scan, "PER_ROW", 4)
 
 
-def slots_of(part: victim_scan.ScanRange) -> range:
-    return range(part.start, part.start + part.length)
+def slots_of(scan: victim_scan.ScanRange) -> range:
+    return range(scan.start, scan.start + scan.length)
 
 
 @pytest.mark.parametrize("num_slots", [100, 101, 997])
 @pytest.mark.parametrize("num_rows", [1, 3, 7, 12])
-def test_every_slot_has_its_turn_in_every_round(num_slots, num_rows):
-    scans = VictimScan(num_slots)
-    first = scans.next_part(num_rows)
-    parts = [first]
-    while (part := scans.next_part(num_rows)) != first:
-        parts.append(part)
-    assert [slot for part in parts for slot in slots_of(part)] == list(range(num_slots))
-    assert all(part.length >= max(10, 4 * num_rows) for part in parts)
-    assert all(scans.next_part(num_rows) == part for part in parts[1:])
+def test_every_slot_is_scanned_in_every_round(num_slots, num_rows):
+    scan = VictimScan(num_slots)
+    first = scan.next_range(num_rows)
+    ranges = [first]
+    while (following := scan.next_range(num_rows)) != first:
+        ranges.append(following)
+    assert [slot for each in ranges for slot in slots_of(each)] == list(range(num_slots))
+    assert all(each.length >= max(10, 4 * num_rows) for each in ranges)
+    assert all(scan.next_range(num_rows) == each for each in ranges[1:])
 
 
-def test_parts_stay_while_batches_differ_little():
-    scans = VictimScan(1000)
-    parts = [scans.next_part(num_rows) for num_rows in [20, 21, 19, 22, 18, 20, 23, 24, 20, 17, 24, 20] * 3]
-    assert len(set(parts[12:])) == 1000 // (4 * 24), "once so large that the largest batch fits"
-    assert scans.next_part(200).length == 1000
-    assert scans.next_part(2).length < 40
+def test_ranges_stay_while_batches_differ_little():
+    scan = VictimScan(1000)
+    ranges = [scan.next_range(num_rows) for num_rows in [20, 21, 19, 22, 18, 20, 23, 24, 20, 17, 24, 20] * 3]
+    assert len(set(ranges[12:])) == 1000 // (4 * 24), "once so large that the largest batch fits"
+    assert scan.next_range(200).length == 1000
+    assert scan.next_range(2).length < 40
 
 
-def test_all_slots_where_two_parts_would_be_too_small():
-    assert VictimScan(100).next_part(13) == (0, 100)
-    assert VictimScan(5).next_part(1) == (0, 5)
+def test_all_slots_if_two_ranges_would_be_too_small():
+    assert VictimScan(100).next_range(13) == (0, 100)
+    assert VictimScan(5).next_range(1) == (0, 5)
 
 
 def test_rows_leave_in_about_ascending_order():
     table, random = hotrows.Table("a", 40_000), torch.Generator().manual_seed(0)
     bags = hotrows.EmbeddingBagCollection([table], 2, cache=1_000, optimizer=hotrows.optim.SGD(lr=0.1), index="hash")
-    leaving, move = [], bags.groups[0].transfer.move
+    leaving, move = [], bags.caches[0].transfer.move
 
-    def noted(store, cache, moves):
+    def noted(store, records, moves):
         leaving.append(moves.rows_out[: int(moves.num)].numpy().copy())
-        move(store, cache, moves)
+        move(store, records, moves)
 
-    bags.groups[0].transfer.move = noted
+    bags.caches[0].transfer.move = noted
     batches = [(torch.rand(60, 1, generator=random) ** 3 * 40_000).long() for _ in range(300)]
     for ids in hotrows.lookahead(batches, bags, depth=1, window=4, ids=lambda b: b):
         bags(ids).sum().backward()

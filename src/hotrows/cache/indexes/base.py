@@ -52,8 +52,8 @@ class Index(ABC):
         """From now on slots[j] holds rows_in[j] instead of rows_out[j]. Entries with NO_SLOT do not count."""
 
     @abstractmethod
-    def clear(self) -> None:
-        """Forget all rows. The slots were cleared before."""
+    def rebuild(self) -> None:
+        """Find the rows that are in the slots now, and no others. The cost is proportional to the slots."""
 
     def place(self, rows: Tensor, num: Tensor, oldest: int, scan: ScanRange | None = None) -> Tensor:
         """A slot for each of the first `num` absent rows, int32 [N], NO_SLOT for rows that find none.

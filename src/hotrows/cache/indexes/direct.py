@@ -27,8 +27,11 @@ class DirectIndex(Index):
         self.slot_of.index_fill_(0, torch.where(real & (rows_out >= 0), rows_out, self._beyond), NO_SLOT)
         self.slot_of[torch.where(real, rows_in, self._beyond)] = torch.where(real, slots, NO_SLOT)
 
-    def clear(self) -> None:
+    def rebuild(self) -> None:
+        rows = self.slots.row[: self.slots.num]
         self.slot_of.fill_(NO_SLOT)
+        slots = torch.arange(self.slots.num, dtype=torch.int32, device=rows.device)
+        self.slot_of[torch.where(rows < 0, self._beyond, rows)] = torch.where(rows < 0, NO_SLOT, slots)
 
     def kernel_spec(self) -> IndexKernelSpec:
         return IndexKernelSpec("direct", slot_of=self.slot_of)

@@ -69,8 +69,5 @@ class HashIndex(Index):
         self._erased = self._max_pending = 0
         self.generation += 1
 
-    def clear(self) -> None:
-        self.rebuild()
-
     def kernel_spec(self) -> IndexKernelSpec:
         return IndexKernelSpec("hash", self.slot_at, self.keys, self.cell_of, self.num_cells)

@@ -65,7 +65,7 @@ class SetAssociativeIndex(Index):
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
         pass  # the rows in the slots are the tags
 
-    def clear(self) -> None:
+    def rebuild(self) -> None:
         pass
 
     def kernel_spec(self) -> IndexKernelSpec:

@@ -74,6 +74,14 @@ class IdentityPlanner:
             counts=torch.cat([lookups, unique.num, unique.num, zero, zero, zero, zero, one, zero]),
         )
 
+    unconfirmed_moves = None
+
+    def confirm(self) -> None:
+        pass
+
+    def roll_back(self) -> None:
+        pass
+
     def begin_plans(self, num_plans: int, num_rows: int, scan_all: bool) -> ScanRange:
         self.plan_number += num_plans
         return ScanRange(0, 0)

@@ -3,10 +3,15 @@
 The planner is sequential over batches and the only writer of the index. On CUDA all its operations have static shapes:
 the numbers of unique rows, misses and evictions stay on the device, and the host reads them back later (`Counts`).
 Writes that must not happen go to an extra entry behind the last slot.
+
+A plan is a transaction. Which row is in which slot (`Slots.row`) is the truth, and the index follows it. Before a plan
+changes it, the planner notes which rows leave. If planning fails, the rows are put back and the index is rebuilt from
+them. So can the caller do (`roll_back`) who has failed to take note of a plan, as long as no moves of it are queued.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +23,14 @@ from hotrows.cache.policies import Access, Policy
 from hotrows.cache.slots import Slots
 from hotrows.ops.rows import NO_ROW, NO_SLOT, filled
 from hotrows.ops.unique import UniqueRows
+
+
+class _Undo(NamedTuple):
+    """What rolls a plan back: its `move_slots`, where these are in `Slots.row`, and the rows that were there; all [M]."""
+
+    move_slots: Tensor
+    target: Tensor
+    rows_out: Tensor
 
 
 class EagerPlanner:
@@ -40,6 +53,7 @@ class EagerPlanner:
         self.note_unique_count = policy.note_unique_count
         self.plan_number = 0
         self._scan = VictimScan(slots.num)
+        self._undo: _Undo | None = None  # of the last plan, until it is confirmed
 
     @property
     def row_of_slot(self) -> Tensor:
@@ -58,7 +72,11 @@ class EagerPlanner:
 
     def announce(self, unique: UniqueRows, batch_number: int) -> None:
         if self.policy.looks_ahead:
-            self.policy.announce(*self._find(unique), unique.num, batch_number)
+            try:
+                self.policy.announce(*self._find(unique), unique.num, batch_number)
+            except BaseException:
+                self.policy.forget(batch_number)
+                raise
 
     def withdraw(self, unique: UniqueRows, batch_number: int) -> None:
         if self.policy.looks_ahead:
@@ -87,12 +105,34 @@ class EagerPlanner:
             self.plan_number += num_plans
             plan = self._plan_reads(unique, rows)
         else:
-            scan = self.begin_plans(num_plans, rows.numel(), scan_all)
-            plan = self._plan_slots(unique, rows, placement, oldest, batch_number, scan)
+            self._undo = None
+            try:
+                scan = self.begin_plans(num_plans, rows.numel(), scan_all)
+                plan = self._plan_slots(unique, rows, placement, oldest, batch_number, scan)
+            except BaseException:
+                self.policy.note_lost_plan(rows.numel())
+                self.roll_back()
+                raise
         if parts is None:
             plan.slots = lookup_slots(plan.row_slots, unique.inverse)
             return [plan]
         return _split(plan, parts)
+
+    @property
+    def unconfirmed_moves(self) -> Tensor | None:
+        return None if self._undo is None else self._undo.move_slots
+
+    def confirm(self) -> None:
+        self._undo = None
+
+    def roll_back(self) -> None:
+        # The number of the plan stays in `last_used`, and so do the priorities that the policy gave. They decide which
+        # slots are evicted later, and nothing about the values of rows.
+        if self._undo is not None:
+            _, target, rows_out = self._undo
+            self.slots.row[target] = torch.where(target < self.num_slots, rows_out, NO_ROW)
+            self.index.rebuild()
+            self._undo = None
 
     def _plan_reads(self, unique: UniqueRows, rows: Tensor) -> Plan:
         """Plan rows that are only read: those that are missing go to the overflow buffer."""
@@ -213,8 +253,9 @@ class EagerPlanner:
     def _occupy(self, plan: Plan) -> None:
         """Record in the index and in the slots which row each chosen slot holds from now on."""
         chosen = plan.move_slots
-        self.index.replace(chosen, plan.move_out, plan.move_in, plan.num_moves)
         target = self.slots.or_beyond(chosen)
+        self._undo = _Undo(chosen, target, plan.move_out)
+        self.index.replace(chosen, plan.move_out, plan.move_in, plan.num_moves)
         self.slots.row[target] = plan.move_in  # where no slot is chosen, this is NO_ROW in the extra entry
         self.slots.last_used.index_fill_(0, target, self.plan_number)
 
@@ -240,8 +281,9 @@ class EagerPlanner:
         return None
 
     def clear(self) -> None:
+        self._undo = None
         self.slots.clear()
-        self.index.clear()
+        self.index.rebuild()
 
     def _find(self, unique: UniqueRows) -> tuple[Tensor, Tensor]:
         rows = unique.rows[: filled(unique.rows, unique.num)]

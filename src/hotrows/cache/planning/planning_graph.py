@@ -29,6 +29,7 @@ from hotrows.cache.planning.protocol import Counts, Plan, Planner
 from hotrows.ops.plan import kernel
 from hotrows.ops.swap import Moves
 from hotrows.ops.unique import UniqueRows
+from hotrows.ops.unique.kernel_parts import MAX_PARTS
 from hotrows.runtime.capture import GraphCapture
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.host_copy import HostCopy
@@ -73,7 +74,8 @@ class PlanningGraph:
         depth, window: of the loop that will look ahead.
         num_rows: rows of the store.
         move: carries out the moves of a plan.
-        max_coalesced: how many batches are announced and planned together at most.
+        max_coalesced: how many batches are announced and planned together at most. The kernels take no more than
+            MAX_PARTS.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class PlanningGraph:
         self.window = window
         self._planner = planner
         self._move = move
-        self.max_coalesced = max_coalesced
+        self.max_coalesced = min(max_coalesced, MAX_PARTS)
         self.num_lookups = shape[0] * columns.first_row.numel()  # of one batch
         spec = planner.kernel_spec()
         assert spec is not None

@@ -65,6 +65,7 @@ class Plan:
     overflow_rows: Tensor  # int64 [M], the rows in these positions
     num_overflow: Tensor  # int32 [1]
     counts: Tensor  # int32, the fields of Counts
+    is_moved: bool = False  # the moves were carried out, and must not be again
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,20 @@ class Planner(Protocol):
             One plan for each part, with consecutive numbers, or one plan without `parts`. All slots count as used by
             the last of these plans. The first plan carries the moves and the overflow of all.
         """
+
+    @property
+    def unconfirmed_moves(self) -> Tensor | None:
+        """`Plan.move_slots` of the last plan that places rows, until it is confirmed; None if there is nothing to do.
+
+        A caller that can fail between a plan and its moves looks whether it has taken note of this plan, and then either
+        confirms it or rolls it back. Other callers need not confirm anything.
+        """
+
+    def confirm(self) -> None:
+        """The moves of the last plan will be carried out, whatever fails."""
+
+    def roll_back(self) -> None:
+        """Take the last plan back, if it is not confirmed: its moves will not be carried out."""
 
     def begin_plans(self, num_plans: int, num_rows: int, scan_all: bool) -> ScanRange:
         """Take the next plan numbers for plans that kernels will make, and get the index ready for them.

@@ -88,6 +88,12 @@ class Policy(ABC):
     def batch_planned(self, batch_number: int, num_erased: int) -> None:
         """The host has read back that an announced batch was planned and fits. `num_erased`: see `Counts.erasures`."""
 
+    def forget(self, batch_number: int) -> None:
+        """Announcing this batch failed: it will be neither planned nor withdrawn."""
+
+    def note_lost_plan(self, num_rows: int) -> None:
+        """Planning at most this many rows failed on its way, and `access` may have been called for a part of them."""
+
     def kernel_spec(self) -> PolicyKernelSpec | None:
         """What the planning kernels need of this policy, after `bind`; None if they do not know its rule."""
         return None

@@ -66,6 +66,12 @@ class Lookahead(Policy):
     def batch_planned(self, batch_number: int, num_erased: int) -> None:
         self.next_use.leave(batch_number, num_erased)
 
+    def forget(self, batch_number: int) -> None:
+        self.next_use.leave(batch_number)
+
+    def note_lost_plan(self, num_rows: int) -> None:
+        self.next_use.note_erased(num_rows)
+
     def access(self, access: Access) -> None:
         if self._ranking is None:
             seen = torch.where(access.fresh, 0, self.seen[access.slots]) + access.occurrences

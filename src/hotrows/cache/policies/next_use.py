@@ -108,6 +108,10 @@ class NextUseTable:
         num_rows = self._forget(batch_number)
         self._max_erased += num_rows if num_erased is None else num_erased
 
+    def note_erased(self, num_cells: int) -> None:
+        """At most this many more cells may be marked as erased."""
+        self._max_erased += num_cells
+
     def _forget(self, batch_number: int) -> int:
         """Take a batch out of the window, and return the upper bound on its rows."""
         num_rows = self._in_window.pop(batch_number, 0)
@@ -137,7 +141,6 @@ class NextUseTable:
             num = torch.full((1,), rows.numel(), dtype=torch.int32, device=self._device)
             cells = hash_table.insert(keys, rows, num)  # EMPTY and ERASED are negative, so they are not inserted
             uses[torch.where(cells >= 0, cells, keys.numel() - 1)] = old_uses[:-1]
-        self._max_erased = 0
         if grows:
             self._keys, self._uses = keys, uses
             self._max_taken = MAX_LOAD * (keys.numel() - 1)
@@ -145,6 +148,7 @@ class NextUseTable:
         else:  # captured graphs hold the addresses of the arrays, so these stay
             old_keys.copy_(keys)
             old_uses.copy_(uses)
+        self._max_erased = 0
 
     def _empty(self, num_cells: int) -> tuple[Tensor, Tensor]:
         keys = torch.full((num_cells + 1,), hash_table.EMPTY, dtype=torch.int64, device=self._device)

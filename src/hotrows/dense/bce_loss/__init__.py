@@ -9,7 +9,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def bce_loss(logits: Tensor, label: Tensor) -> Tensor:
-    """What `binary_cross_entropy_with_logits` gives, in float32 at least; on CUDA in one kernel each way.
+    """`binary_cross_entropy_with_logits` in float32 at least; on CUDA one kernel forward and one backward.
 
     Equal inputs give equal bits.
 
@@ -28,7 +28,7 @@ def bce_loss(logits: Tensor, label: Tensor) -> Tensor:
 
 
 def _has_kernel(logits: Tensor, label: Tensor) -> bool:
-    """Whatever is not as it should be goes to PyTorch, which tells what is wrong with it."""
+    """True if the kernel takes these inputs. PyTorch takes all others, or raises and says what is wrong with them."""
     return (
         logits.dtype in _DTYPES
         and label.dtype in _DTYPES

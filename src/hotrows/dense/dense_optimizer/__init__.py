@@ -5,11 +5,15 @@ from torch import Tensor
 
 from hotrows.dense.dense_optimizer import reference
 
-_PLAIN = (Tensor, torch.nn.Parameter)  # others, as DTensor, know themselves how they step
+_PLAIN = (Tensor, torch.nn.Parameter)  # subclasses such as DTensor define their own steps
 
 
 def has_kernel(lr: Tensor, steps: list[Tensor], *lists: list[Tensor]) -> bool:
-    """Whether the kernel takes parameters like these; `lists` are they, their gradients and their states."""
+    """True if the kernel takes these parameters.
+
+    Args:
+        lists: the parameters, their gradients and the parts of their state.
+    """
     params = lists[0]
     scalars = [lr, *steps]
     return (
@@ -35,11 +39,11 @@ def sgd(
     maximize: bool,
     is_first_step: bool,
 ) -> None:
-    """Step the parameters, as `torch.optim.SGD` does.
+    """Take a step of `torch.optim.SGD`.
 
     Args:
         params, grads: float32, contiguous.
-        buffers: those of the momentum, written only if this is the first step; none without momentum.
+        buffers: of the momentum, not read in the first step; an empty list without momentum.
         lr: float32, one element on the device.
     """
     arguments = (params, grads, buffers, lr, weight_decay, momentum, dampening, nesterov, maximize, is_first_step)
@@ -67,12 +71,12 @@ def adam(
     maximize: bool,
     decoupled: bool,
 ) -> None:
-    """Step the parameters, as `torch.optim.Adam` does, or with `decoupled` weight decay `torch.optim.AdamW`.
+    """Take a step of `torch.optim.Adam`, or, with `decoupled` weight decay, of `torch.optim.AdamW`.
 
     Args:
         params, grads: float32, contiguous.
         means, squares: the running means of the gradients and of their squares.
-        steps: for each parameter how many steps it has taken with this one, float32, one element on the device.
+        steps: how many steps each parameter has taken, this one included; float32, one element on the device.
         lr: float32, one element on the device.
     """
     arguments = (

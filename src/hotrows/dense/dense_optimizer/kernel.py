@@ -1,8 +1,8 @@
-"""Steps of dense optimizers in Triton: one launch for many tensors, cut into tiles.
+"""Steps of dense optimizers in Triton: one launch for many tensors, which are divided into tiles.
 
-Multiply and add are contracted where PyTorch's fused kernels do so and nowhere else, division and root are exactly
-rounded: bits do not depend on how tensors are cut. A step differs from PyTorch's in the last one at most, Adam's for
-betas from ½ on and unless the power of a beta does, which is exactly rounded here.
+Multiply and add are contracted exactly where PyTorch's fused kernels contract them, and division and root are correctly
+rounded, so bits do not depend on the tiles. A step differs from PyTorch's in the last bit at most. For Adam that holds
+for betas of at least ½, unless PyTorch's power of a beta differs, which is correctly rounded here.
 """
 
 import math
@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 1024  # elements of a program
-MOST_TENSORS = 32  # of a launch
+MAX_TENSORS = 32  # of a launch
 NUM_WARPS = 4
 
 
 @triton.jit
 def _own(of_tensors, firsts):
-    """That of the tensor of this program, out of one for each; `firsts` has the programs at which tensors begin."""
+    """Of one value for each tensor, that of this program's tensor. `firsts` has the first program of each tensor."""
     own = of_tensors[0]
     for i in tl.static_range(1, len(of_tensors)):
         own = tl.where(tl.program_id(0) >= firsts[i], of_tensors[i], own)
@@ -58,7 +58,7 @@ def _sgd_tile(
 
 @triton.jit
 def _sgd(
-    weights,  # Triton keeps the name params for itself
+    weights,  # Triton reserves the name params
     grads,
     buffers,
     sizes,
@@ -81,7 +81,7 @@ def _sgd(
     if buffers is not None:
         buffer = _own(buffers, firsts) + at
     rate = tl.load(lr)
-    if begin + TILE <= size:  # without a mask, so that four elements are loaded at once
+    if begin + TILE <= size:  # without a mask, four elements are loaded at once
         _sgd_tile(
             param, grad, buffer, None, rate, weight_decay, momentum, dampening, NESTEROV, MAXIMIZE, FIRST_STEP
         )  # fmt: skip
@@ -113,7 +113,7 @@ def _adam_tile(
     change = tl.load(grad, mask=mask)
     old_mean = tl.load(mean, mask=mask)
     old_square = tl.load(square, mask=mask)
-    # behind the loads above, which so need not wait for the count
+    # Behind the loads above, so that these do not wait for the step count.
     step_size = tl.div_rn(lr, 1.0 - tl.exp(step.to(tl.float64) * log_beta1).to(tl.float32))
     root = tl.sqrt_rn(1.0 - tl.exp(step.to(tl.float64) * log_beta2).to(tl.float32))
     if MAXIMIZE:
@@ -133,7 +133,7 @@ def _adam_tile(
 
 @triton.jit
 def _adam(
-    weights,  # Triton keeps the name params for itself
+    weights,  # Triton reserves the name params
     grads,
     means,
     squares,
@@ -159,7 +159,7 @@ def _adam(
     mean = _own(means, firsts) + at
     square = _own(squares, firsts) + at
     step, rate = tl.load(_own(steps, firsts)), tl.load(lr)
-    if begin + TILE <= size:  # without a mask, so that four elements are loaded at once
+    if begin + TILE <= size:  # without a mask, four elements are loaded at once
         _adam_tile(
             param, grad, mean, square, None, step, rate, beta1, beta2, log_beta1, log_beta2, weight_decay, eps,
             MAXIMIZE, DECOUPLED,
@@ -242,10 +242,10 @@ def adam(
 def _launches(
     lists: list[list[Tensor]],
 ) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], list[tuple[Tensor, ...]]]]:
-    """Launch by launch: the number of tiles, each tensor's size and first tile, and the tensors of each list."""
+    """For each launch: the number of tiles, each tensor's size and first tile, and the tensors of each list."""
     each = [tensors for tensors in zip(*lists, strict=True) if tensors[0].numel() > 0]
-    for begin in range(0, len(each), MOST_TENSORS):
-        some = each[begin : begin + MOST_TENSORS]
+    for begin in range(0, len(each), MAX_TENSORS):
+        some = each[begin : begin + MAX_TENSORS]
         sizes = tuple(tensors[0].numel() for tensors in some)
         firsts, num_tiles = [], 0
         for size in sizes:

@@ -1,6 +1,6 @@
 """Steps of dense optimizers in plain PyTorch, with the arithmetic of PyTorch's fused kernels for CUDA.
 
-All numbers are float32, also the betas, and what those kernels multiply and add at once is rounded once.
+All numbers are float32, the betas too. A multiplication and addition that these kernels do in one is rounded once.
 """
 
 import torch

@@ -5,25 +5,25 @@ from torch import Tensor
 
 from hotrows.dense.interact import reference
 
-_MOST_VECTORS = 64  # whose products fit into one program's registers, in any precision
+_MAX_VECTORS = 64  # Their products fit into the registers of one program in any precision.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def interact(summary: Tensor | None, embedded: Tensor) -> Tensor:
     """The summary, then the dot product of each pair (i, j), j < i, of the V vectors [summary, embedded...].
 
-    The pairs are in the order of `torch.tril_indices(V, V, -1)`: (1,0), (2,0), (2,1), (3,0), … Products are of the type
-    that autocast asks for where it is on, else of the summary's type (without one of embedded's); float32 ones have
-    the precision that is set for CUDA matrix products. Gradients have the types of their inputs. No sum depends on
+    The pairs are in the order of `torch.tril_indices(V, V, -1)`: (1,0), (2,0), (2,1), (3,0), … Products have the type
+    that autocast asks for if it is on, else the type of the summary, or of `embedded` without one; float32 products
+    have the precision that is set for CUDA matrix products. Gradients have the types of their inputs. No sum depends on
     the order in which programs run or on the other samples of the batch, so the same sample gives the same bits.
 
     Args:
-        summary: [B, D], or None where the features stand alone: then V = F, otherwise V = F + 1.
+        summary: [B, D], or None: then V = F, otherwise V = F + 1.
         embedded: [B, F, D].
 
     Returns:
         [B, D + V(V-1)/2], without a summary [B, V(V-1)/2]; differentiable once on CUDA. There its rows may be further
-        apart than they are long, with zeros between them: `ops.linear` takes such rows as they are.
+        apart than they are long, with zeros between them, and `dense.linear` multiplies such rows without a copy.
     """
     if embedded.is_cuda:
         dtype = _dtype_of_products(summary, embedded)
@@ -43,4 +43,4 @@ def _dtype_of_products(summary: Tensor | None, embedded: Tensor) -> torch.dtype:
 def _has_kernel(summary: Tensor | None, embedded: Tensor, dtype: torch.dtype) -> bool:
     num_vectors = embedded.shape[1] + (summary is not None)
     given = embedded.dtype if summary is None else summary.dtype
-    return num_vectors <= _MOST_VECTORS and all(kind in _DTYPES for kind in (embedded.dtype, given, dtype))
+    return num_vectors <= _MAX_VECTORS and all(kind in _DTYPES for kind in (embedded.dtype, given, dtype))

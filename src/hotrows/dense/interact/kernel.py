@@ -1,4 +1,4 @@
-"""Dot interaction in Triton: a program holds all vectors of a sample and writes its row of the answer, nothing else."""
+"""Dot interaction in Triton: a program holds all vectors of a sample and writes its row of the output."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from torch.autograd.function import once_differentiable
 from hotrows.dense.linear.padding import aligned, with_row_stride
 from hotrows.dense.tf32 import tf32_allowed
 
-# What may be tuned: benchmarks/micro/interact.py compares.
-FORWARD_SAMPLES = 1  # a program takes, one after the other
+# Tuning parameters; benchmarks/micro/interact.py compares values.
+FORWARD_SAMPLES = 1  # that a program processes one after the other
 BACKWARD_SAMPLES = 1
-STAGES = 2  # of the pipeline over a program's samples, where it takes several
+STAGES = 2  # of the pipeline over a program's samples, if there are several
 FORWARD_WORDS_PER_WARP = 1024  # of a sample's vectors, padded
 BACKWARD_WORDS_PER_WARP = 1024
 
-_MOST_WARPS = 8
-_TILE = 8192  # words of the vectors at a time; longer vectors are taken in pieces
-_MOST_WORDS = 128  # of a vector in one piece
-_MOST_WORDS_IEEE = 32  # likewise, where tensor cores are not used and the operands fill the registers
+_MAX_WARPS = 8
+_TILE = 8192  # words of the vectors at a time; longer vectors are processed in chunks
+_MAX_WORDS = 128  # of a vector in one chunk
+_MAX_WORDS_IEEE = 32  # likewise, if tensor cores are not used and the operands fill the registers
 
 
 @triton.jit
@@ -36,14 +36,14 @@ def _load_vectors(
     FEATURES: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """[summary, embedded...] as float32; both are loaded with the shape of the whole, so that no layout changes."""
+    """Load [summary, embedded...] as float32. Both loads have the shape of the result, so that no layout changes."""
     LEAD: tl.constexpr = VECTORS - FEATURES
-    there = inside & (vector >= LEAD) & (vector < VECTORS) & (word < DIM)
+    mask = inside & (vector >= LEAD) & (vector < VECTORS) & (word < DIM)
     source = embedded + sample * (FEATURES * DIM) + (vector - LEAD) * DIM + word
-    vectors = tl.load(source, mask=there, other=0.0).to(tl.float32)
+    vectors = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     if summary is not None:
-        there = inside & (vector == 0) & (word < DIM)
-        first = tl.load(summary + sample * DIM + vector * DIM + word, mask=there, other=0.0).to(tl.float32)
+        mask = inside & (vector == 0) & (word < DIM)
+        first = tl.load(summary + sample * DIM + vector * DIM + word, mask=mask, other=0.0).to(tl.float32)
         vectors = tl.where(vector == 0, first, vectors)
     return vectors
 
@@ -52,7 +52,7 @@ def _load_vectors(
 def _forward(
     summary,
     embedded,
-    answer,
+    output,
     num_samples,
     VECTORS: tl.constexpr,
     FEATURES: tl.constexpr,
@@ -70,25 +70,25 @@ def _forward(
     i = tl.arange(0, PADDED)[:, None]
     j = tl.arange(0, PADDED)[None, :]
     gap = WIDTH + tl.arange(0, GAP)
-    for turn in tl.range(SAMPLES, num_stages=STAGES):
-        sample = tl.program_id(0).to(tl.int64) * SAMPLES + turn
+    for number in tl.range(SAMPLES, num_stages=STAGES):
+        sample = tl.program_id(0).to(tl.int64) * SAMPLES + number
         inside = sample < num_samples
         products = tl.zeros([PADDED, PADDED], tl.float32)
         for start in tl.static_range(0, DIM, WORDS):
             word = start + tl.arange(0, WORDS)
             vectors = _load_vectors(summary, embedded, sample, i, word[None, :], inside, VECTORS, FEATURES, DIM).to(
-                answer.dtype.element_ty
+                output.dtype.element_ty
             )
             products = tl.dot(vectors, tl.trans(vectors), products, input_precision=PRECISION)
             if summary is not None:
-                there = inside & (word < DIM)
-                first = tl.load(summary + sample * DIM + word, mask=there)
-                tl.store(answer + sample * STRIDE + word, first, mask=there)
-        target = answer + (sample * STRIDE + LEAD) + (i * (i - 1) // 2 + j)
+                mask = inside & (word < DIM)
+                first = tl.load(summary + sample * DIM + word, mask=mask)
+                tl.store(output + sample * STRIDE + word, first, mask=mask)
+        target = output + (sample * STRIDE + LEAD) + (i * (i - 1) // 2 + j)
         tl.store(target, products, mask=inside & (j < i) & (i < VECTORS))
         if STRIDE > WIDTH:
-            zeros = tl.zeros([GAP], answer.dtype.element_ty)
-            tl.store(answer + sample * STRIDE + gap, zeros, mask=inside & (gap < STRIDE))
+            zeros = tl.zeros([GAP], output.dtype.element_ty)
+            tl.store(output + sample * STRIDE + gap, zeros, mask=inside & (gap < STRIDE))
 
 
 @triton.jit(do_not_specialize=["num_samples"])
@@ -115,8 +115,8 @@ def _backward(
     j = tl.arange(0, PADDED)[None, :]
     high = tl.maximum(i, j)
     low = tl.minimum(i, j)
-    for turn in tl.range(SAMPLES, num_stages=STAGES):
-        sample = tl.program_id(0).to(tl.int64) * SAMPLES + turn
+    for number in tl.range(SAMPLES, num_stages=STAGES):
+        sample = tl.program_id(0).to(tl.int64) * SAMPLES + number
         inside = sample < num_samples
         source = grad + (sample * STRIDE + LEAD) + (high * (high - 1) // 2 + low)
         grad_pair = tl.load(source, mask=inside & (low < high) & (high < VECTORS), other=0.0)
@@ -130,16 +130,16 @@ def _backward(
                 direct = tl.load(grad + sample * STRIDE + word, mask=inside & (word < DIM), other=0.0).to(tl.float32)
                 total = tl.where(i == 0, direct[None, :], total)
             total = tl.dot(grad_pair, vectors, total, input_precision=PRECISION)
-            there = inside & (i >= VECTORS - FEATURES) & (i < VECTORS) & (word < DIM)[None, :]
+            mask = inside & (i >= VECTORS - FEATURES) & (i < VECTORS) & (word < DIM)[None, :]
             target = grad_embedded + sample * (FEATURES * DIM) + (i - (VECTORS - FEATURES)) * DIM + word[None, :]
-            tl.store(target, total, mask=there)
+            tl.store(target, total, mask=mask)
             if summary is not None:
-                there = inside & (i == 0) & (word < DIM)[None, :]
-                tl.store(grad_summary + sample * DIM + i * DIM + word[None, :], total, mask=there)
+                mask = inside & (i == 0) & (word < DIM)[None, :]
+                tl.store(grad_summary + sample * DIM + i * DIM + word[None, :], total, mask=mask)
 
 
 class _Interact(torch.autograd.Function):
-    """Keeps its inputs for the backward pass, and nothing else."""
+    """Keeps only its inputs for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, summary: Tensor | None, embedded: Tensor, dtype: torch.dtype) -> Tensor:
@@ -150,19 +150,19 @@ class _Interact(torch.autograd.Function):
         num_vectors = num_features + (summary is not None)
         width = num_vectors * (num_vectors - 1) // 2 + (0 if summary is None else dim)
         stride = aligned(width, dtype)
-        answer = embedded.new_empty(num_samples, stride, dtype=dtype)
+        output = embedded.new_empty(num_samples, stride, dtype=dtype)
         if num_samples:
             _forward[(triton.cdiv(num_samples, FORWARD_SAMPLES),)](
                 summary,
                 embedded,
-                answer,
+                output,
                 num_samples,
                 STRIDE=stride,
                 SAMPLES=FORWARD_SAMPLES,
                 GAP=triton.next_power_of_2(max(1, stride - width)),
                 **_sizes(num_vectors, num_features, dim, dtype, FORWARD_WORDS_PER_WARP),
             )
-        return answer[:, :width]
+        return output[:, :width]
 
     @staticmethod
     @once_differentiable
@@ -189,16 +189,16 @@ class _Interact(torch.autograd.Function):
 
 
 def interact(summary: Tensor | None, embedded: Tensor, dtype: torch.dtype) -> Tensor:
-    answer: Tensor = _Interact.apply(summary, embedded, dtype)
-    return answer
+    output: Tensor = _Interact.apply(summary, embedded, dtype)
+    return output
 
 
 def _sizes(num_vectors: int, num_features: int, dim: int, dtype: torch.dtype, words_per_warp: int) -> dict[str, Any]:
-    """What follows from the shapes alone, never from the batch: a sample's bits must not depend on it."""
+    """The kernels' parameters. They depend on the shape of a sample alone: its bits must not depend on its batch."""
     ieee = dtype == torch.float32 and not tf32_allowed()
-    padded = max(16, triton.next_power_of_2(num_vectors))  # 16 is the least that tl.dot takes
-    words = max(16, min(triton.next_power_of_2(dim), _MOST_WORDS, _TILE // padded))
-    num_warps = min(max(1, padded * max(padded, words) // words_per_warp), _MOST_WARPS)
+    padded = max(16, triton.next_power_of_2(num_vectors))  # the minimum of tl.dot is 16
+    words = max(16, min(triton.next_power_of_2(dim), _MAX_WORDS, _TILE // padded))
+    num_warps = min(max(1, padded * max(padded, words) // words_per_warp), _MAX_WARPS)
     return {
         "VECTORS": num_vectors,
         "FEATURES": num_features,
@@ -206,6 +206,6 @@ def _sizes(num_vectors: int, num_features: int, dim: int, dtype: torch.dtype, wo
         "PRECISION": "ieee" if ieee else "tf32",
         "STAGES": STAGES,
         "PADDED": padded,
-        "WORDS": min(words, _MOST_WORDS_IEEE) if ieee else words,
+        "WORDS": min(words, _MAX_WORDS_IEEE) if ieee else words,
         "num_warps": num_warps,
     }

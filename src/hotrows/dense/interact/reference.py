@@ -15,7 +15,6 @@ def _pairs(vectors: Tensor) -> Tensor:
     """The dot product of each pair of vectors once, [B, V, D] → [B, V(V-1)/2]."""
     num_vectors = vectors.shape[1]
     products = torch.bmm(vectors, vectors.transpose(1, 2))
-    # of the pairs (i, j), j < i, in a flattened [V, V]
     i, j = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=vectors.device)
-    # by index_select: its backward writes each place once, so that the sum has one order on a GPU too
+    # The backward pass of index_select writes each number once, so that sums have one order on a GPU too.
     return products.flatten(1).index_select(1, i * num_vectors + j)

@@ -1,4 +1,4 @@
-"""Linear layers, each with a ReLU after it or without: x·Wᵀ + b, and zero where that is negative."""
+"""Linear layers, each with or without a ReLU after it: x·Wᵀ + b, and zero where that is negative."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Layer(NamedTuple):
     Args:
         weight: [outputs, inputs].
         bias: [outputs].
-        relu: whether a ReLU follows.
+        relu: True if a ReLU follows.
     """
 
     weight: Tensor
@@ -26,19 +26,20 @@ class Layer(NamedTuple):
 
 
 def linear_layers(x: Tensor, layers: Sequence[Layer], *, padded: bool = False, onto: Tensor | None = None) -> Tensor:
-    """What `nn.Linear` modules give one after the other, with an `nn.ReLU` where asked for, and `onto` added to it.
+    """The output of `nn.Linear` modules applied one after the other, some with an `nn.ReLU`, with `onto` added to it.
 
-    On CUDA bias and ReLU are part of the matrix product, one pass over a layer's gradient undoes the ReLU and sums up
-    the bias's gradient, and sizes that would keep the products off the fast kernels are padded with zeros. Products are
-    of the type that autocast asks for where it is on, else of the inputs' type; float32 ones have the precision that is
+    On CUDA bias and ReLU are part of the matrix product, one pass over a layer's gradient applies the ReLU's gradient
+    and sums up the bias's gradient, and sizes for which cuBLAS has only slow kernels are padded with zeros. Products
+    have the type that autocast asks for if it is on, else the inputs' type; float32 products have the precision that is
     set for CUDA matrix products. Gradients have the types of their inputs. Equal inputs give equal bits.
 
     Args:
         x: [..., inputs].
         layers: at least one.
-        padded: between the rows of x, if they are as far apart as `padding.aligned` says, there are zeros: they are
-            multiplied as they are, and x's gradient has rows as far apart. Without it x is copied into such rows.
-        onto: [..., outputs]; no pass of its own where there is one output and no ReLU.
+        padded: the rows of x are as far apart as `padding.aligned` says, with zeros between them. Then they are
+            multiplied without a copy, and the rows of x's gradient are as far apart. Otherwise x is copied into such
+            rows.
+        onto: [..., outputs]. Adding it takes no pass of its own if there is one output and no ReLU.
 
     Returns:
         [..., outputs]; differentiable once on CUDA.
@@ -49,7 +50,7 @@ def linear_layers(x: Tensor, layers: Sequence[Layer], *, padded: bool = False, o
             from hotrows.dense.linear import kernel
 
             shape = (*x.shape[:-1], layers[-1].weight.shape[0])
-            here = None if onto is None or layers[-1].relu or not _is_added(onto, shape, x.device) else onto
+            fused = None if onto is None or layers[-1].relu or not _can_add(onto, shape, x.device) else onto
             parameters = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
             out = kernel.layers(
                 x.flatten(0, -2),
@@ -57,14 +58,14 @@ def linear_layers(x: Tensor, layers: Sequence[Layer], *, padded: bool = False, o
                 [layer.relu for layer in layers],
                 dtype,
                 padded,
-                None if here is None else here.flatten(0, -2),
+                None if fused is None else fused.flatten(0, -2),
             ).view(shape)
-            return out if onto is None or here is not None else out + onto
+            return out if onto is None or fused is not None else out + onto
     return reference.linear_layers(x, layers, onto)
 
 
 def _have_kernels(x: Tensor, layers: Sequence[Layer], dtype: torch.dtype) -> bool:
-    """Whatever is not as it should be goes to PyTorch, which tells what is wrong with it."""
+    """True if the kernels take these inputs. PyTorch takes all others, or raises and says what is wrong with them."""
     given = [x, *(tensor for layer in layers for tensor in (layer.weight, layer.bias))]
     kinds = {tensor.dtype for tensor in given}
     if not (
@@ -82,6 +83,6 @@ def _have_kernels(x: Tensor, layers: Sequence[Layer], dtype: torch.dtype) -> boo
     return True
 
 
-def _is_added(onto: Tensor, shape: tuple[int, ...], device: torch.device) -> bool:
-    """Whether the kernel for one output can add it."""
+def _can_add(onto: Tensor, shape: tuple[int, ...], device: torch.device) -> bool:
+    """True if the kernel for one output can add `onto`."""
     return shape[-1] == 1 and onto.shape == shape and onto.dtype in _DTYPES and onto.device == device

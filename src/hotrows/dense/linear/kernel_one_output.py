@@ -1,7 +1,7 @@
-"""A layer with one output has no product of matrices: its kernels are bound by the reading of x, as others around it.
+"""A layer with one output needs no product of matrices: the time of its kernels is that of reading x.
 
-Its backward pass undoes the ReLU of the layer before and sums up that one's bias gradient, too: it reads x, which tells
-where.
+Its backward pass reads x, the output of the layer before. So it also makes the gradient before that layer's ReLU, and
+sums up that layer's bias gradient.
 """
 
 import torch
@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.dense.linear import kernel_sums as sums
-from hotrows.dense.linear.kernel_sums import Gradient, Parts, turn_tile
+from hotrows.dense.linear.kernel_sums import Gradient, Parts, transpose_tile
 
-# What may be tuned: benchmarks/micro/linear.py compares.
-FORWARD_TILE = 4096  # numbers of x that a program takes at a time
+# Tuning parameters; benchmarks/micro/linear.py compares values.
+FORWARD_TILE = 4096  # numbers of x that a program processes at a time
 FORWARD_COLUMNS = 256
 
 
@@ -55,7 +55,7 @@ def _backward(
     grad_x,
     parts,
     weight_before,
-    weight_turned,
+    weight_transposed,
     num_rows,
     num_programs,
     part_stride,
@@ -67,13 +67,13 @@ def _backward(
     INPUTS_BEFORE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    TURNS: tl.constexpr,
+    TILES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The gradient of x, and of each program's rows the sums of the weight's and, behind them, of the bias's.
+    """The gradient of x, and the sums over each program's rows: the weight's gradient, and behind it the bias's.
 
-    With BEFORE, x is the answer of a ReLU: the gradient is that before it, and is summed up, too. Programs from
-    `num_programs` on turn the weight of the layer before, [INPUTS, INPUTS_BEFORE].
+    With BEFORE, x is the output of a ReLU. Then the gradient is that before the ReLU, and it is summed up too. Programs
+    from `num_programs` on transpose the weight of the layer before, [INPUTS, INPUTS_BEFORE].
     """
     BLOCKS: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
     program = tl.program_id(0)
@@ -85,15 +85,15 @@ def _backward(
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
         total_x = tl.zeros([ROWS, COLUMNS], tl.float32)
         total_bias = tl.zeros([ROWS], tl.float32)
-        for turn in tl.range(TURNS, num_stages=STAGES):
-            rows = (part * TURNS + turn) * ROWS + tl.arange(0, ROWS)
+        for tile in tl.range(TILES, num_stages=STAGES):
+            rows = (part * TILES + tile) * ROWS + tl.arange(0, ROWS)
             values = tl.load(grad + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
             if out is not None:
                 result = tl.load(out + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
                 values = tl.where(result <= 0.0, 0.0, values)
             row = rows[:, None]
-            there = (row < num_rows) & (column < INPUTS)
-            inputs = tl.load(x + row * INPUTS + column, mask=there, other=0.0).to(tl.float32)
+            mask = (row < num_rows) & (column < INPUTS)
+            inputs = tl.load(x + row * INPUTS + column, mask=mask, other=0.0).to(tl.float32)
             total += values[:, None] * inputs
             total_bias += values
             if grad_x is not None:
@@ -101,26 +101,26 @@ def _backward(
                 if BEFORE:
                     product = tl.where(inputs <= 0.0, 0.0, product)
                     total_x += product.to(tl.float32)
-                tl.store(grad_x + row * INPUTS + column, product, mask=there)
+                tl.store(grad_x + row * INPUTS + column, product, mask=mask)
         target = parts + part * part_stride
         tl.store(target + start + columns, tl.sum(total, 0), mask=columns < INPUTS)
         tl.store(target + start + BIAS_AT, tl.sum(total_bias, 0), mask=program % BLOCKS == 0)
         if BEFORE:
             tl.store(target + start_before + columns, tl.sum(total_x, 0), mask=columns < INPUTS)
     elif weight_before is not None:
-        turn_tile(weight_before, weight_turned, program - num_programs, INPUTS, INPUTS_BEFORE, COLUMNS)
+        transpose_tile(weight_before, weight_transposed, program - num_programs, INPUTS, INPUTS_BEFORE, COLUMNS)
 
 
 def num_sums(num_inputs: int) -> int:
-    """Of the weight's gradient and, where it is aligned, the bias's behind it."""
+    """How many sums there are: the weight's gradient and, at the next aligned position, the bias's."""
     return triton.cdiv(num_inputs, 4) * 4 + 1
 
 
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype, onto: Tensor | None = None
 ) -> Tensor:
-    """[B, 1], with `onto` added; x and the weight are without gaps."""
-    assert onto is None or not relu, "the ReLU could not be told from the answer"
+    """The output, [B, 1], with `onto` added. x and the weight are contiguous."""
+    assert onto is None or not relu, "the backward pass could not tell from the output where the ReLU was zero"
     num_rows, num_inputs = x.shape
     columns = min(triton.next_power_of_2(num_inputs), FORWARD_COLUMNS)
     rows = max(1, FORWARD_TILE // columns)
@@ -140,27 +140,28 @@ def backward(
     weight: Tensor,
     needs_x: bool,
     parts: Parts,
-    place: int,
+    number: int,
     before: int | None = None,
     weight_before: Tensor | None = None,
 ) -> Gradient | None:
-    """The gradient of x, None where it is not needed.
+    """The gradient of x, None if it is not needed.
 
-    The weight's and the bias's go to `parts`.
+    The gradients of the weight and the bias go to `parts`.
 
     Args:
-        out: what the forward pass answered, if with a ReLU.
-        place: of the layer, among those whose parts they are.
-        before: of the layer whose ReLU made x; the gradient is that before it, and its sums go to `parts`, too.
-        weight_before: what to turn besides, [inputs, those of the layer before].
+        out: the output of the forward pass, if it has a ReLU.
+        number: of the layer, among those that share the parts.
+        before: the number of the layer whose ReLU made x. Then the gradient is that before this ReLU, and its sums go
+            to `parts` too.
+        weight_before: also transpose this matrix, [inputs, inputs of the layer before].
     """
     num_rows, num_inputs = x.shape
     num_programs = parts.values.shape[0] * triton.cdiv(num_inputs, sums.COLUMNS)
     grad_x = torch.empty_like(x) if needs_x else None
-    weight_turned, inputs_before, num_tiles = None, 1, 0
+    weight_transposed, inputs_before, num_tiles = None, 1, 0
     if weight_before is not None:
         inputs_before = weight_before.shape[1]
-        weight_turned = weight_before.new_empty(inputs_before, num_inputs)
+        weight_transposed = weight_before.new_empty(inputs_before, num_inputs)
         num_tiles = triton.cdiv(num_inputs, sums.COLUMNS) * triton.cdiv(inputs_before, sums.COLUMNS)
     _backward[(num_programs + num_tiles,)](
         grad,
@@ -170,11 +171,11 @@ def backward(
         grad_x,
         parts.values,
         weight_before,
-        weight_turned,
+        weight_transposed,
         num_rows,
         num_programs,
         parts.values.shape[1],
-        parts.starts[place],
+        parts.starts[number],
         0 if before is None else parts.starts[before],
         INPUTS=num_inputs,
         BIAS_AT=num_sums(num_inputs) - 1,
@@ -182,8 +183,8 @@ def backward(
         INPUTS_BEFORE=inputs_before,
         ROWS=sums.ROWS,
         COLUMNS=sums.COLUMNS,
-        TURNS=parts.turns,
+        TILES=parts.num_tiles,
         STAGES=sums.STAGES,
         num_warps=sums.WARPS,
     )
-    return None if grad_x is None else Gradient(grad_x, before is not None, weight=weight_turned)
+    return None if grad_x is None else Gradient(grad_x, before is not None, weight=weight_transposed)

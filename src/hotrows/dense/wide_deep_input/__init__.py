@@ -1,4 +1,4 @@
-"""What a Wide & Deep model reads: the deep part's input and the wide part's sum, in one pass over the pooled rows."""
+"""The inputs of a Wide & Deep model: the deep part's input and the wide part's sum, in one pass over pooled rows."""
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def wide_deep_input(
     dense: Tensor, embedded: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The dense features beside the features' vectors, and the wide part: the sum of all wide weights of a sample.
+    """The dense features next to the features' vectors, and the wide part: the sum of all wide weights of a sample.
 
-    A feature's wide weight is the last number of its row, what is before it its vector. The deep input is of the type
-    that autocast asks for where it is on, on CUDA; the wide sum is then float32. Gradients have the types of their
-    inputs. Equal inputs give equal bits.
+    A feature's wide weight is the last number of its row, and the numbers before it are its vector. On CUDA the deep
+    input has the type that autocast asks for if it is on, and the wide sum then is float32. Gradients have the types of
+    their inputs. Equal inputs give equal bits.
 
     Args:
         dense: [B, n].
@@ -24,7 +24,8 @@ def wide_deep_input(
 
     Returns:
         The deep input [B, n + F·D] and the wide sum [B]; differentiable once on CUDA. There the rows of the deep input
-        may be further apart than they are long, with zeros between them: `ops.linear` takes such rows as they are.
+        may be further apart than they are long, with zeros between them, and `dense.linear` multiplies such rows
+        without a copy.
     """
     if embedded.is_cuda:
         autocast = torch.is_autocast_enabled("cuda")
@@ -40,7 +41,7 @@ def wide_deep_input(
 def _has_kernel(
     dense: Tensor, embedded: Tensor, weight: Tensor | None, bias: Tensor | None, autocast: bool, dtype: torch.dtype
 ) -> bool:
-    """Whatever is not as it should be goes to PyTorch, which tells what is wrong with it."""
+    """True if the kernel takes these inputs. PyTorch takes all others, or raises and says what is wrong with them."""
     given = [dense, embedded, *(tensor for tensor in (weight, bias) if tensor is not None)]
     kinds = {tensor.dtype for tensor in given}
     return (

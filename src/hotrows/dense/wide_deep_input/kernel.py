@@ -1,7 +1,7 @@
-"""The input of a Wide & Deep model in Triton: pooled rows are read once on the way there, and written once back.
+"""The inputs of a Wide & Deep model in Triton: forward reads the pooled rows once, backward writes their gradient once.
 
-Pooled rows are an odd number of words long, as a rule, so they are read word by word, the threads of a warp side by
-side. What can be aligned is: the rows of the deep input, and the pooled rows' gradient, written as one long array.
+Pooled rows usually have an odd number of words, so they are read word by word, adjacent words by adjacent threads. The
+rows of the deep input are aligned, and the pooled rows' gradient is written as one long array in aligned tiles.
 """
 
 from typing import Any
@@ -14,15 +14,15 @@ from torch.autograd.function import once_differentiable
 
 from hotrows.dense.linear.padding import aligned, with_row_stride
 
-# What may be tuned: benchmarks/micro/wide_input.py compares.
+# Tuning parameters; benchmarks/micro/wide_deep_input.py compares values.
 FORWARD_TILE = 2048  # numbers of short rows that a program writes
-FORWARD_COLUMNS = 4096  # of a long row, at a time: all of their loads are in flight together
-FORWARD_VECTOR = 2  # neighbours that a thread writes at once; of more of them, a warp's reads would lie too far apart
+FORWARD_COLUMNS = 4096  # of a long row that a program writes at a time; all their loads are in flight together
+FORWARD_VECTOR = 2  # adjacent numbers that a thread writes at once; with more, a warp's reads are too far apart
 BACKWARD_TILE = 2048
-SUM_TILE = 4096  # numbers of dense that the program which sums takes at a time
+SUM_TILE = 4096  # dense numbers that the summing program reads at a time
 NUMBERS_PER_WARP = 512
 
-_MOST_WARPS = 8
+_MAX_WARPS = 8
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -52,11 +52,11 @@ def _forward(
     inside = row < num_rows
     for start in tl.static_range(0, STRIDE, COLUMNS):
         column = tl.max_contiguous((start + tl.arange(0, COLUMNS))[None, :], [1, VECTOR])
-        place = column - DENSE  # in the vectors
-        there = inside & (place >= 0) & (column < WIDTH)
-        # each vector before this one has a wide weight behind it
-        source = embedded + row * LENGTH + (place + place // DIM)
-        values = tl.load(source, mask=there, other=0.0).to(tl.float32)
+        position = column - DENSE  # in the vectors
+        mask = inside & (position >= 0) & (column < WIDTH)
+        # A wide weight follows each vector before this one.
+        source = embedded + row * LENGTH + (position + position // DIM)
+        values = tl.load(source, mask=mask, other=0.0).to(tl.float32)
         if start < DENSE:
             first = tl.load(dense + row * DENSE + column, mask=inside & (column < DENSE), other=0.0)
             values = tl.where(column < DENSE, first.to(tl.float32), values)
@@ -83,7 +83,7 @@ def _sum_dense(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradients of the layer over the dense features, by one program, so in one order."""
+    """The gradients of the layer over the dense features. One program sums them up, so their order is fixed."""
     column = tl.arange(0, BLOCK)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     total_bias = tl.zeros([ROWS], tl.float32)
@@ -91,8 +91,8 @@ def _sum_dense(
     while start < num_rows:
         rows = (start + tl.arange(0, ROWS)).to(tl.int64)
         values = tl.load(grad + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
-        there = (rows < num_rows)[:, None] & (column < DENSE)[None, :]
-        inputs = tl.load(dense + rows[:, None] * DENSE + column[None, :], mask=there, other=0.0).to(tl.float32)
+        mask = (rows < num_rows)[:, None] & (column < DENSE)[None, :]
+        inputs = tl.load(dense + rows[:, None] * DENSE + column[None, :], mask=mask, other=0.0).to(tl.float32)
         total += values[:, None] * inputs
         total_bias += values
         start += ROWS
@@ -118,31 +118,31 @@ def _backward(
     SUM_ROWS: tl.constexpr,
     DENSE_BLOCK: tl.constexpr,
 ):
-    """The gradient of the pooled rows, a piece for each program; the first of SUMS programs is for the layer's."""
+    """The gradient of the pooled rows, a tile by each program. The first SUMS programs make the layer's gradients."""
     LENGTH: tl.constexpr = FEATURES * (DIM + 1)
     program = tl.program_id(0)
-    if grad_weight is not None:  # noqa: SIM102 (this is known when it is compiled, the other is not)
+    if grad_weight is not None:  # noqa: SIM102  (known when the kernel is compiled, unlike the other condition)
         if program < SUMS:
             _sum_dense(grad_wide, dense, grad_weight, grad_bias, num_rows, DENSE, SUM_ROWS, DENSE_BLOCK)
     if grad_embedded is not None:  # noqa: SIM102
         if program >= SUMS:
             start = (program - SUMS).to(tl.int64) * TILE
             first_row = start // LENGTH
-            place = (start - first_row * LENGTH).to(tl.int32) + tl.arange(0, TILE)  # counted from that row's begin
-            row = first_row + place // LENGTH
-            place = place % LENGTH
-            feature = place // (DIM + 1)
-            word = place - feature * (DIM + 1)
+            position = (start - first_row * LENGTH).to(tl.int32) + tl.arange(0, TILE)  # from the begin of that row
+            row = first_row + position // LENGTH
+            position = position % LENGTH
+            feature = position // (DIM + 1)
+            word = position - feature * (DIM + 1)
             inside = row < num_rows
-            source = grad_deep + row * grad_stride + (place - feature + DENSE)
+            source = grad_deep + row * grad_stride + (position - feature + DENSE)
             values = tl.load(source, mask=inside & (word < DIM), other=0.0).to(tl.float32)
             weights = tl.load(grad_wide + row, mask=inside & (word == DIM), other=0.0).to(tl.float32)
             target = grad_embedded + start + tl.arange(0, TILE)
             tl.store(target, tl.where(word < DIM, values, weights), mask=inside)
 
 
-class _WideInput(torch.autograd.Function):
-    """Keeps dense and the layer over it, and nothing of the pooled rows."""
+class _WideDeepInput(torch.autograd.Function):
+    """Keeps the dense features and the layer over them, and nothing of the pooled rows."""
 
     @staticmethod
     def forward(
@@ -203,11 +203,11 @@ class _WideInput(torch.autograd.Function):
             grad_embedded = grad_deep.new_empty(ctx.shape, dtype=ctx.dtype)
         if needs_weight or needs_bias:
             grad_weight, grad_bias = torch.empty_like(weight), dense.new_empty(1, dtype=ctx.bias_dtype)
-        num_pieces = triton.cdiv(grad_embedded.numel(), BACKWARD_TILE) if grad_embedded is not None else 0
+        num_tiles = triton.cdiv(grad_embedded.numel(), BACKWARD_TILE) if grad_embedded is not None else 0
         num_sums = int(grad_weight is not None)
-        if num_pieces + num_sums:
+        if num_tiles + num_sums:
             block = triton.next_power_of_2(max(1, num_dense))
-            _backward[(num_pieces + num_sums,)](
+            _backward[(num_tiles + num_sums,)](
                 grad_deep,
                 grad_wide,
                 dense,
@@ -225,7 +225,7 @@ class _WideInput(torch.autograd.Function):
                 DENSE_BLOCK=block,
                 num_warps=_num_warps(BACKWARD_TILE),
             )
-        if needs_dense:  # by no model of ours
+        if needs_dense:  # no model of hotrows does
             grad_dense = grad_deep[:, :num_dense].to(dense.dtype).contiguous()
             if weight is not None:
                 grad_dense = grad_dense + (grad_wide.unsqueeze(1) * weight).to(dense.dtype)
@@ -247,10 +247,10 @@ def wide_deep_input(
     dtype: torch.dtype,
     wide_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """As what it answers is typed; `embedded` is not empty."""
-    answer: tuple[Tensor, Tensor] = _WideInput.apply(dense, embedded, weight, bias, dtype, wide_dtype)
-    return answer
+    """The deep input as `dtype` and the wide sum as `wide_dtype`. `embedded` is not empty."""
+    output: tuple[Tensor, Tensor] = _WideDeepInput.apply(dense, embedded, weight, bias, dtype, wide_dtype)
+    return output
 
 
 def _num_warps(numbers: int) -> int:
-    return min(max(1, numbers // NUMBERS_PER_WARP), _MOST_WARPS)
+    return min(max(1, numbers // NUMBERS_PER_WARP), _MAX_WARPS)

@@ -1,4 +1,4 @@
-"""The input of a Wide & Deep model in plain PyTorch."""
+"""The inputs of a Wide & Deep model in plain PyTorch."""
 
 import torch
 from torch import Tensor

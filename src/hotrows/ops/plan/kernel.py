@@ -11,8 +11,10 @@ from hotrows.ops.hash_table import ERASED
 from hotrows.ops.hash_table.kernel import erase_cells, find_cells, insert_cells
 from hotrows.ops.plan.kernel_sets import find_ways, join_set
 from hotrows.ops.rows import NO_ROW, NO_SLOT
+from hotrows.ops.unique.kernel_parts import MAX_PARTS
 
 _ERASED, _NO_ROW, _NO_SLOT = tl.constexpr(ERASED), tl.constexpr(NO_ROW), tl.constexpr(NO_SLOT)
+_MAX_COUNTS = tl.constexpr(2 * MAX_PARTS)  # two counts of each part, see `unique_ids`
 
 # Inputs that the host writes for each iteration, int32. Buffers are among them, so that one captured graph serves all
 # request buffers and plan buffers. If batches are coalesced, the inputs are those of all of them together.
@@ -105,7 +107,8 @@ def begin(
     if ANNOUNCES:
         buffer = tl.sum(tl.where(each == ANNOUNCED_BUFFER, found, 0), 0)
         counts = counts_on_device + buffer * (2 * PARTS)
-        tl.store(counts + tl.arange(0, 2 * PARTS), tl.zeros([2 * PARTS], tl.int32))
+        position = tl.arange(0, _MAX_COUNTS)
+        tl.store(counts + position, tl.zeros([_MAX_COUNTS], tl.int32), mask=position < 2 * PARTS)
         if union_counts_on_device is not None:
             tl.store(union_counts_on_device + buffer * 2 + tl.arange(0, 2), tl.zeros([2], tl.int32))
     if zeroed is not None:
