@@ -142,7 +142,6 @@ class Subject:
         started = self._stopwatch.start()
         (plan,) = self._planner.plan(unique, Placement.ATOMIC, oldest, number)
         plan_ms = self._stopwatch.stop(started)
-        self._planner.confirm_moves()  # there are no rows to move
         counts = Counts(*plan.counts.tolist())
         assert counts.fits, self.case
         self._planner.resolve(plan, counts, Placement.ATOMIC)
@@ -168,7 +167,6 @@ class Subject:
     def _fill(self) -> None:
         for part in self._traffic.cold(self.case.slots).to(self._device).split(50_000):
             (plan,) = self._planner.plan(unique_rows(part), Placement.SPILL)
-            self._planner.confirm_moves()
             self._planner.resolve(plan, Counts(*plan.counts.tolist()), Placement.SPILL)
 
 

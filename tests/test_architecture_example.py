@@ -40,7 +40,6 @@ def example() -> str:
         (plan,) = planner.plan(uniques[numbers[name]], Placement.ATOMIC, in_flight, numbers[name])
         counts = Counts(*plan.counts.tolist())
         planner.resolve(plan, counts, Placement.ATOMIC)
-        planner.confirm_moves()
         plan_of[name] = plan.plan_number
         found = ", ".join(map(str, plan.slots.tolist())) if counts.fits else "none"
         lines.append(

@@ -318,7 +318,7 @@ def test_subclasses_of_tensor_are_left_to_pytorch():
 
 
 def test_hotrows_does_not_need_its_dense_kernels():
-    """They are optional: `hotrows.graphed` imports them when it is asked for them, and nothing else in the core does."""
+    """They are optional: `hotrows.graphed` imports them when it is called, and nothing else in the core does."""
     code = "import sys, hotrows; print([name for name in sys.modules if name.startswith('hotrows.dense')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -290,6 +290,11 @@ class Scheduler:
                 return
         self.streams.submit_plan(planner.roll_back)
 
+    def _confirm(self, plan: Plan | None) -> None:
+        planner = self.cache.planner
+        if plan is not None and planner.unconfirmed_moves is plan.move_slots:
+            planner.confirm()
+
     def _put_in_flight(self, tickets: list[BatchTicket], takes_slots: bool) -> None:
         self.in_flight.add(tickets, takes_slots)
         self._unresolved.extend(tickets)
@@ -371,6 +376,7 @@ class Scheduler:
         assert ticket.planned is not None
         if ticket.state is TicketState.REJECTED:
             return
+        self._confirm(ticket.plan)  # it has no moves
         ticket.was_rejected = True
         self.in_flight.remove(ticket)
         if ticket.plan_buffer is not None:
@@ -396,8 +402,7 @@ class Scheduler:
         elif ticket.leader is not None:
             ticket.ready = ticket.leader.ready
         else:
-            if cache.planner.unconfirmed_moves is plan.move_slots:
-                cache.planner.confirm()  # if queueing the moves fails, the ticket stays unresolved and they are queued later
+            self._confirm(plan)  # if queueing the moves fails, the ticket stays unresolved and they are queued later
             ticket.ready = self.streams.submit_move(
                 lambda: cache.move_planned(plan), (ticket.planned, *ticket.move_after)
             )

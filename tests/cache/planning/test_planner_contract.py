@@ -266,7 +266,6 @@ class Contract:
         theirs = self.theirs.plan(
             planned.union, Placement.ATOMIC, oldest, planned.batch_number, scan_all, planned.parts
         )  # fmt: skip
-        self.theirs.confirm_moves()
         self._compare_plans(planned, theirs, last, scanned_all, num_rows)
 
     def plan_eagerly(self, group: Group) -> None:
@@ -283,8 +282,6 @@ class Contract:
         oldest = self.in_flight[0] if self.in_flight else None
         (theirs,) = self.theirs.plan(unique, placement, oldest, number)
         (ours,) = self.ours.plan(self._on_device(unique), placement, oldest, number)
-        for planner in (self.theirs, self.ours):
-            planner.confirm_moves()
         counts, expected = Counts(*ours.counts.tolist()), Counts(*theirs.counts.tolist())
         if self.device.type == "cuda":
             expected = expected._replace(erasures=counts.erasures)
