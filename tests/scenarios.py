@@ -258,7 +258,7 @@ def loss_of(out: Tensor | tuple[Tensor, ...], seed: int) -> Tensor:
     """A smooth loss that gives every row of a bag its own gradient.
 
     It is a mean over the columns, so that training converges. Steps that overshoot multiply the rounding errors of all
-    steps before (six steps of SGD turned 6e-8 into 3e-5), and then the weights cannot be compared with those of PyTorch.
+    steps before (six steps of SGD turned 6e-8 into 3e-5). Then the weights cannot be compared with those of PyTorch.
     """
     flat = torch.cat([part.flatten(1) for part in (out if isinstance(out, tuple) else (out,))], 1)
     mixed = flat @ torch.rand(flat.shape[1], 2, generator=torch.Generator().manual_seed(seed)).to(flat.device)

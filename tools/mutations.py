@@ -131,7 +131,8 @@ MUTATIONS = (
     Mutation(
         "an update waits for the stale read of the next batch", "loop/ticket_updates.py",
         "    if scheduler.stale_reads is not None and scheduler.stale_reads.last is not None:\n"
-        "        scheduler.wait_event(scheduler.stale_reads.last)\n    _apply_step(scheduler, ticket, grads, (ticket,))",
+        "        scheduler.wait_event(scheduler.stale_reads.last)\n"
+        "    _apply_step(scheduler, ticket, grads, (ticket,))",
         "    _apply_step(scheduler, ticket, grads, (ticket,))",
         "tests/strategies/test_heca.py",
     ),
@@ -146,7 +147,8 @@ MUTATIONS = (
     ),
     Mutation(
         "every plan is resolved before the cache is written back", "loop/scheduler.py",
-        '        """Write every row of the cache back to the store, and wait for it."""\n        self._complete_plans()\n',
+        '        """Write every row of the cache back to the store, and wait for it."""\n'
+        "        self._complete_plans()\n",
         '        """Write every row of the cache back to the store, and wait for it."""\n',
         "tests/test_exactness.py tests/loop tests/nn",
     ),

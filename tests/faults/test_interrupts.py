@@ -84,7 +84,16 @@ def loop(bag: hotrows.EmbeddingBag, program: Program, data: list[Tensor]) -> Ite
 def rows_of(bag: hotrows.EmbeddingBag) -> Tensor:
     """Weights and state of all rows, and the step count."""
     state = bag.row_state("weight")
-    return torch.cat([bag.weight(), *[values.reshape(-1, 1 if values.dim() == 0 else values.shape[1]).expand(NUM_ROWS, -1) for values in state.values()]], 1)
+    return torch.cat(
+        [
+            bag.weight(),
+            *[
+                values.reshape(-1, 1 if values.dim() == 0 else values.shape[1]).expand(NUM_ROWS, -1)
+                for values in state.values()
+            ],
+        ],
+        1,
+    )
 
 
 @cache

@@ -1,4 +1,4 @@
-"""How far ahead batches are planned, depending on the room in the cache. The stand-in for the scheduler has only room."""
+"""How far ahead batches are planned, depending on the room in the cache. The stand-in scheduler has only room."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +51,7 @@ class Room:
             self._planned.append(ticket)
         return [ticket]
 
-    def fits_surely(self, ticket: BatchTicket) -> bool:
+    def surely_fits(self, ticket: BatchTicket) -> bool:
         return False
 
     def stop_coalescing(self, ticket: BatchTicket) -> None:
@@ -106,12 +106,12 @@ class Loop:
 def test_room_is_used_for_batches_to_come_up_to_the_depth(room: float, depth: int) -> None:
     """A batch that has trained stays only if room is left. Probes cost a few iterations."""
     loop = Loop(room, depth)
-    settled = [loop.iterate() for _ in range(600)][200:]
-    num_ahead, has_last = max(set(settled), key=settled.count)
+    later = [loop.iterate() for _ in range(600)][200:]
+    num_ahead, has_last = max(set(later), key=later.count)
     beside = int(room) - 1  # batches that fit beside the current one
     assert num_ahead >= min(beside, 1)
     assert num_ahead + has_last >= min(beside, depth)
-    assert settled.count((num_ahead, has_last)) > 0.95 * len(settled)
+    assert later.count((num_ahead, has_last)) > 0.95 * len(later)
     assert loop.room.num_rejected < 60
 
 

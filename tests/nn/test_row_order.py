@@ -149,7 +149,7 @@ def test_pinned_and_cached_rows_are_counted_by_table() -> None:
 
 
 @pytest.mark.parametrize("kind", [Frequency, Lookahead])
-def test_counts_of_a_policy_are_renumbered(kind: type[Frequency] | type[Lookahead]) -> None:
+def test_counts_of_a_policy_follow_the_row_order(kind: type[Frequency] | type[Lookahead]) -> None:
     """Its counts go by table and id, whatever the order in the store: the same rows are evicted."""
     tables, found = TABLES[:2], []
     given = torch.randperm(130, generator=torch.Generator().manual_seed(1))

@@ -133,7 +133,7 @@ class ByKernels:
 )  # fmt: skip
 def test_plans_what_the_eager_planner_plans(policy, index, capacity, scans_ranges, device, random, monkeypatch):
     if scans_ranges:
-        monkeypatch.setattr(victim_scan, "LEAST", 40)
+        monkeypatch.setattr(victim_scan, "MIN_SLOTS", 40)
         monkeypatch.setattr(victim_scan, "PER_ROW", 1)
     chosen: str | Policy = policy
     if policy == "lookahead with counts":

@@ -398,7 +398,7 @@ def test_reads_without_training_are_never_stale() -> None:
 
 
 def test_a_stale_loop_through_tiny_caches_and_loaded_weights() -> None:
-    """Batches that are planned on the spot are read at their turn; weights set from outside are read at once."""
+    """Batches that are planned in their own iteration are read in it; weights set from outside are read at once."""
     batches = make_batches()
     bags = train(make(3, batches, consistency="stale"), batches)
     assert_equal(result_of(bags), on_the_device(batches, CPU))

@@ -1,1 +1,1 @@
-"""What is on the device, and why: index, policies, planner, mover, and the group of rows that ties them to a store."""
+"""What is on the device, and why: slots, indexes, policies, planners and transfers."""

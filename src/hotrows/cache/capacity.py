@@ -11,7 +11,7 @@ _ALLOWED = 'give a number of rows (500_000), a share of the rows ("1.5%"), or me
 
 
 def cache_rows(cache: int | str, num_rows: int, record_bytes: int) -> int:
-    """The number of slots for a group of `num_rows` rows."""
+    """The number of slots for a cache over `num_rows` rows."""
     wanted = _parse(cache, num_rows, record_bytes)
     if wanted < 1:
         raise ValueError(f"cache is {cache!r}, which is no room for a single row of {record_bytes} bytes: {_ALLOWED}")

@@ -23,7 +23,14 @@ def read_again_all(cache: RowCache, streams: CacheStreams) -> None:
 
 
 def _move_all_slots(cache: RowCache, streams: CacheStreams, out: bool) -> int:
-    """The number of bytes moved."""
+    """Move every row between its slot and the store, and wait for it.
+
+    Args:
+        out: write the rows back to the store; otherwise read them again.
+
+    Returns:
+        The number of bytes moved.
+    """
     if cache.planner.row_of_slot is None:  # every row is on the device
         record_event(cache.device).synchronize()
         return 0

@@ -38,7 +38,7 @@ def _grow_by_copy(cache: RowCache, num: int) -> None:
 def _grow_through_store(cache: RowCache, streams: CacheStreams, buffer_sizes: tuple[int, ...]) -> None:
     """Write all rows back, free the old memory, and read the rows into new memory.
 
-    No batch uses the old content of the buffer, because the next batch is about to overwrite it.
+    The content of the buffer is lost. Nothing uses it, because the next batch overwrites it.
 
     Args:
         buffer_sizes: wanted sizes of the buffer in rows, the largest first; the last one is needed.

@@ -125,11 +125,11 @@ class RowCache:
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 
-    def count_plan(self, counts: Counts, placement: Placement, was_put_off: bool) -> None:
+    def count_plan(self, counts: Counts, placement: Placement, was_rejected: bool) -> None:
         """Add the counts of a plan to the statistics.
 
         Args:
-            was_put_off: the plan did not fit beside the batches in flight, although every slot was considered.
+            was_rejected: the plan did not fit beside the batches in flight, although every slot was considered.
         """
         stats = self.stats
         stats.bytes_in += (counts.placed + counts.overflow) * self.record_bytes
@@ -145,7 +145,7 @@ class RowCache:
             stats.evictions += counts.evictions
             stats.overflow += counts.overflow
         else:
-            stats.shrinks += was_put_off
+            stats.shrinks += was_rejected
 
     def uncount_batch(self, counts: Counts) -> None:
         """Take a batch back that was planned ahead and never trained: it looked nothing up, though its rows moved."""

@@ -19,14 +19,14 @@ from hotrows.runtime.streams import Event
 
 @dataclass
 class StaleRead:
-    """The values of a batch's distinct rows as they were when its rows were fetched."""
+    """The values of a batch's unique rows as they were when its rows were fetched."""
 
     values: Tensor  # float32 [U, D]
-    counted: bool = False  # that is, looked at for staleness
+    counted: bool = False  # true once its stale rows were counted
 
 
 class StaleReads:
-    """The early reads of one group, and how many of the rows so read were out of date when they were used."""
+    """The stale reads of one cache, and how many of their rows were out of date when they were used."""
 
     def __init__(self, device: torch.device) -> None:
         self._num_stale = torch.zeros((), dtype=torch.int64, device=device)
@@ -39,7 +39,7 @@ class StaleReads:
         read.counted = True
         num, dim = read.values.shape
         current = records[row_slots[:num].clamp(min=0), :dim]
-        # bits, for a value that is not a number differs from itself
+        # Compare bits, because NaN differs from itself.
         differs = (current.view(torch.int32) != read.values.view(torch.int32)).any(1)
         self._num_stale += (differs & (row_slots[:num] >= 0)).sum()
 

@@ -9,28 +9,28 @@ class Stats:
 
     batches: int = 0  # planned for training
     lookups: int = 0
-    unique: int = 0  # distinct rows: hits + misses
+    unique: int = 0  # unique rows: hits + misses
     hits: int = 0
     misses: int = 0
     evictions: int = 0
     bytes_in: int = 0  # store → cache
     bytes_out: int = 0  # cache → store
     overflow: int = 0  # rows that went through the overflow buffer
-    shrinks: int = 0  # plans put off because the batches in flight left no room
+    shrinks: int = 0  # plans rejected because the batches in flight left no room
     on_the_spot: int = 0  # batches that were not looked ahead
-    read_rows: int = 0  # distinct rows read without training (eval, no_grad)
-    stale: int = 0  # rows a batch read early that were updated before it trained (`cache.early_reads`)
-    stalls: int = 0  # batches whose rows were not there when they were wanted
+    read_rows: int = 0  # unique rows read without training (eval, no_grad)
+    stale: int = 0  # rows read early and updated before their batch trained (`cache.stale_reads`)
+    stalls: int = 0  # batches whose rows had not arrived when their forward pass began
     stall_seconds: float = 0.0  # on the CPU; a GPU's host does not wait
 
     @property
     def hit_rate(self) -> float:
-        """Share of the distinct rows that were found in the cache."""
+        """Share of the unique rows that were found in the cache."""
         return self.hits / self.unique if self.unique else 0.0
 
     @property
     def stale_share(self) -> float:
-        """Share of the distinct rows whose value was out of date when a batch trained on it."""
+        """Share of the unique rows whose value was out of date when a batch trained on it."""
         return self.stale / self.unique if self.unique else 0.0
 
     def __getitem__(self, name: str) -> float:

@@ -22,20 +22,22 @@ class Probe(Enum):
     """What a plan tries out."""
 
     DEPTH = "one batch more is planned ahead"
-    KEEP_LAST = "the batch before the current one stays in flight"
+    RETAIN_LAST = "the batch before the current one stays in flight"
 
 
 class DepthController:
-    """Args:
-    depth: how many batches after the current one should have their rows in the cache or on the way.
+    """Decides how many batches are planned ahead, and whether the batch that has just trained stays in flight.
+
+    Args:
+        depth: how many batches after the current one should have their rows in the cache or on the way there.
     """
 
     def __init__(self, depth: int) -> None:
         self._full = depth + READBACK_LAG
         self.depth = self._full  # batches after the current one that may be planned
-        self.keeps_last = True  # the batch that has just trained stays in flight for one iteration
+        self.retains_last = True  # the batch that has just trained stays in flight for one iteration
         self._known_depth = self._full  # the most for which there was room, or that has not failed yet
-        self._known_keeps_last = True
+        self._known_retains_last = True
         self._iteration = 0
         self._depth_changed = self._last_changed = 0  # the iterations in which they changed
         self._depth_back_off = self._last_back_off = BACK_OFF
@@ -44,12 +46,12 @@ class DepthController:
         self._iteration += 1
 
     def start_probe(self, is_probing: bool) -> None:
-        """Try one batch more, or keep the last batch in flight again, if the back-off is over; one probe at a time.
+        """Try one batch more, or retain the last batch again, if the back-off is over; one probe at a time.
 
         Args:
             is_probing: the plan of an earlier probe is not resolved yet.
         """
-        if is_probing or (self.depth == self._full and self.keeps_last):
+        if is_probing or (self.depth == self._full and self.retains_last):
             return
         if self.depth < self._full:
             # With little planned ahead there is more to win than a rejected plan costs, so probe sooner.
@@ -57,8 +59,8 @@ class DepthController:
             if self.depth == self._known_depth and self._iteration - self._depth_changed >= back_off:
                 self.depth, self._depth_changed = self.depth + 1, self._iteration
                 return
-        if not self.keeps_last and self.depth > 0 and self._iteration - self._last_changed >= self._last_back_off:
-            self.keeps_last, self._last_changed = True, self._iteration
+        if not self.retains_last and self.depth > 0 and self._iteration - self._last_changed >= self._last_back_off:
+            self.retains_last, self._last_changed = True, self._iteration
 
     def probe_of(self, distance: int, beside_last: bool) -> Probe | None:
         """What planning a batch now tries out, None if it is known to fit.
@@ -69,8 +71,8 @@ class DepthController:
         """
         if self._known_depth < distance <= self.depth:
             return Probe.DEPTH
-        if beside_last and not self._known_keeps_last and distance >= self.depth:
-            return Probe.KEEP_LAST
+        if beside_last and not self._known_retains_last and distance >= self.depth:
+            return Probe.RETAIN_LAST
         return None
 
     def readback_lag(self, probe: Probe | None, distance: int) -> int:
@@ -84,8 +86,8 @@ class DepthController:
         """A plan fitted."""
         if probe is Probe.DEPTH:
             self._known_depth = max(self._known_depth, min(distance, self.depth))
-        elif probe is Probe.KEEP_LAST:
-            self._known_keeps_last = self.keeps_last
+        elif probe is Probe.RETAIN_LAST:
+            self._known_retains_last = self.retains_last
 
     def rejected(self, probe: Probe | None, distance: int, beside_last: bool) -> None:
         """A plan had no room. What was probed is given up; otherwise the depth shrinks below the rejected batch.
@@ -93,24 +95,25 @@ class DepthController:
         If the rejected batch is the next one and the last batch was in flight beside it, the last batch took its room:
         then the depth stays and the last batch is no longer kept.
         """
+        # Far ahead, the batch before the rejected one has taken room that nearer batches may need: give up both.
         depth = distance - (1 if distance <= READBACK_LAG + 1 else 2)
         if probe is Probe.DEPTH:
             depth = min(self._known_depth, distance - 1)
-        elif probe is Probe.KEEP_LAST:
+        elif probe is Probe.RETAIN_LAST:
             depth = self.depth
-            self.stop_keeping_last()
+            self.stop_retaining_last()
         elif distance <= 1 and beside_last:
             depth = distance
-            self.stop_keeping_last()
+            self.stop_retaining_last()
         if depth < self.depth:
             self.depth, self._depth_changed = max(0, depth), self._iteration
             self._depth_back_off = min(2 * self._depth_back_off, MOST_BACK_OFF)
         self._known_depth = min(self._known_depth, self.depth)
 
-    def stop_keeping_last(self) -> None:
-        if self.keeps_last:
+    def stop_retaining_last(self) -> None:
+        if self.retains_last:
             # A probe a moment ago failed, or a batch is larger than the others.
-            failed_probe = not self._known_keeps_last
+            failed_probe = not self._known_retains_last
             self._last_back_off = min(2 * self._last_back_off, MOST_BACK_OFF) if failed_probe else BACK_OFF
-            self.keeps_last, self._last_changed = False, self._iteration
-        self._known_keeps_last = False
+            self.retains_last, self._last_changed = False, self._iteration
+        self._known_retains_last = False

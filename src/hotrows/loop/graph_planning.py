@@ -2,8 +2,8 @@
 
 A graph works on fixed memory. A batch is announced into a request buffer and planned into the plan buffers that belong
 to it. It gives up the request buffer once its plan is known to fit, and the plan buffer when it is released. One replay
-announces one group of coalesced batches and plans another, so an announcement waits for the next plan. Only a plan that
-the host is about to wait for does not take an announcement along.
+announces one group of coalesced batches and plans another. So an announcement joins the next replay that plans, unless
+the host is about to wait for that plan: it would wait longer.
 """
 
 import weakref
@@ -39,7 +39,7 @@ class _PlanArguments(NamedTuple):
 
 
 class GraphPlanning:
-    """The planning graph of one cache, and who uses its buffers."""
+    """The planning graph of one cache, and the tickets that use its buffers."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler: Scheduler = weakref.proxy(scheduler)  # a scheduler is freed with its last user
@@ -80,7 +80,7 @@ class GraphPlanning:
         coalesced = self._gathering
         is_complete = graph.max_coalesced == 1 + (0 if coalesced is None else len(coalesced.tickets))
         if is_complete and self._to_announce is not None:
-            self._replay(None, ())  # before this batch joins: if the replay fails, the batch belongs to no group
+            self._replay(None, ())  # if the replay fails, this batch is not coalesced with others
         if coalesced is None:
             request_buffer = graph.next_request_buffer()
             if request_buffer in self._in_request_buffer:
@@ -91,11 +91,11 @@ class GraphPlanning:
                 scheduler.note_unique_counts(wait=True)
             union_count = Readback(graph.union_count(request_buffer))
             coalesced = CoalescedBatches(scheduler.next_batch_number(), union_count, request_buffer=request_buffer)
-        member = len(coalesced.tickets)
+        part = len(coalesced.tickets)
         readback = UniqueCountReadback(
-            graph.unique_count(coalesced.request_buffer, member), ids, columns.columns, graph.num_lookups
+            graph.unique_count(coalesced.request_buffer, part), ids, columns.columns, graph.num_lookups
         )
-        unique = graph.unique_rows(coalesced.request_buffer, member)
+        unique = graph.unique_rows(coalesced.request_buffer, part)
         ticket = BatchTicket(unique, (ids,), readback, readback, describe, coalesced=coalesced)
         coalesced.tickets.append(ticket)
         coalesced.ids.append(source)
@@ -262,7 +262,11 @@ class GraphPlanning:
                 del self._in_request_buffer[coalesced.request_buffer]
 
     def free_plan_buffer(self, ticket: BatchTicket, last_uses: Sequence[Event] | None = None) -> None:
-        """A ticket is released after these events; without events its plan was rejected."""
+        """A ticket no longer needs its plan buffer.
+
+        Args:
+            last_uses: of the buffer by the released ticket; None if its plan was rejected.
+        """
         assert ticket.plan_buffer is not None
         if last_uses is None:
             del self._in_plan_buffer[ticket.plan_buffer]
@@ -280,8 +284,8 @@ class GraphPlanning:
         tickets, number, coalesced.batch_number = coalesced.tickets, coalesced.batch_number, None
         rows, num = graph.union_rows(coalesced.request_buffer)
         union = ticket.unique._replace(rows=rows, num=num)
-        # A batch that is alone keeps its number. Coalesced batches lose theirs: the number is that of their union, which
-        # has more rows than the batches if one of them is bad.
+        # In a graph that does not coalesce, a batch keeps its number. Otherwise the number is that of the union, which
+        # may have more rows than the batches, because a batch with a bad id has none.
         keeps_number = graph.max_coalesced == 1
         if keeps_number:
             ticket.batch_number = number

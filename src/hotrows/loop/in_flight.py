@@ -58,11 +58,11 @@ class InFlight:
             self.released = [event for event in self.released if not event.query()] + list(last_uses)
 
     def surely_fits(self, num_rows: int, num_pinned: int, next_plan: int) -> bool:
-        """True if a plan of at most this many rows fits beside those in flight, whatever the host has not read yet."""
+        """True if a plan of at most this many rows is certain to fit beside those in flight, without any readback."""
         oldest = next_plan if self.oldest is None else self.oldest
         protected = sum(num for plan, num in self._protected if plan >= oldest)
         return protected + num_rows + num_pinned <= self._num_slots
 
     def may_be_full(self, num_pinned: int) -> bool:
-        """True if the rows of the last plan may not all have a slot, for all the host knows."""
+        """True unless it is certain that every row of the last plan has a slot."""
         return sum(num for _, num in self._protected) + num_pinned > self._num_slots

@@ -141,7 +141,9 @@ class _Loop(Generic[B]):
             return None
         with defer_sigint():
             batch, tickets = self._read.popleft()
-            if tickets and not self._is_closed:  # after the loop was closed, batches are planned when they are looked up
+            if (
+                tickets and not self._is_closed
+            ):  # after the loop was closed, batches are planned when they are looked up
                 for window in self._windows:
                     window.next().check_ids()
                 self._bags.set_current(tickets)

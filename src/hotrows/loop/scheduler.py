@@ -167,10 +167,11 @@ class Scheduler:
         return self._next_batch_number - 1
 
     def count_later(self, announced: BatchTicket | CoalescedBatches) -> None:
-        """Tell the policy how many rows were announced once the host has read it back."""
+        """Tell the policy the number of unique rows once it is read back."""
         self._uncounted.append(announced)
 
     def note_unique_counts(self, wait: bool) -> None:
+        """Tell the policy the numbers of unique rows that have arrived, or with `wait`, of all announced batches."""
         while self._uncounted:
             announced = self._uncounted[0]
             readback = readback_of(announced)
@@ -205,11 +206,11 @@ class Scheduler:
     def plan_ahead(self, ticket: BatchTicket, soon: bool = False) -> list[BatchTicket]:
         """Plan a batch before its iteration: every row gets a slot, or nothing changes. `resolve` tells which.
 
-        Returns:
-            The tickets that were planned: this one, and those it was coalesced with, which come right after it.
-
         Args:
             soon: its iteration is this one or the next.
+
+        Returns:
+            The tickets that were planned: this one, and those it was coalesced with, which come right after it.
         """
         self.catch_up()
         self._resolve_unmoved()
@@ -231,7 +232,7 @@ class Scheduler:
         self._plan_eagerly(ticket, placement, after=(record_event(self.device),))
         self._put_in_flight([ticket], takes_slots=placement is not Placement.READ_ONLY)
         if placement is not Placement.READ_ONLY:
-            ticket.batch_number = None  # the policy knows that it has come
+            ticket.batch_number = None  # planning has told the policy
             self.cache.stats.on_the_spot += 1
         may_overflow = self._may_overflow(placement)
         if may_overflow or self.device.type != "cuda":
@@ -240,14 +241,14 @@ class Scheduler:
         else:
             self._move(ticket)
 
-    def fits_surely(self, ticket: BatchTicket) -> bool:
-        """True if a batch, and those it was coalesced with, fit beside those in flight for all the host knows."""
+    def surely_fits(self, ticket: BatchTicket) -> bool:
+        """True if a batch, and those it was coalesced with, are certain to fit beside those in flight."""
         num_batches = 1 if ticket.coalesced is None else len(ticket.coalesced.tickets)
         num_rows = num_batches * ticket.unique.rows.numel()
         return self.in_flight.surely_fits(num_rows, self.cache.num_pinned, self.cache.planner.plan_number + 1)
 
     def must_scan_all(self, ticket: BatchTicket) -> bool:
-        """All slots must be searched for victims: part of them may be pinned, or was too small before."""
+        """A range of slots had too few victims for this batch before, or may have too few because some are pinned."""
         return ticket.was_rejected or self.cache.num_pinned > 0
 
     def _plan_eagerly(
@@ -300,7 +301,7 @@ class Scheduler:
         self._unresolved.extend(tickets)
 
     def _may_overflow(self, placement: Placement) -> bool:
-        """True if rows of the last plan may have no slot, for all the host knows without waiting."""
+        """True unless it is certain, without waiting, that every row of the last plan has a slot."""
         planner = self.cache.planner
         if planner.holds_all_rows:
             return False
@@ -322,7 +323,7 @@ class Scheduler:
             self._resolve_first()
 
     def catch_up(self) -> None:
-        """Take note of what has happened meanwhile, without waiting for anything."""
+        """Do whatever can be done without waiting: release, free, and resolve what has arrived."""
         self.write_back_overflow()
         while self._release_later:
             self.release(self._release_later.popleft())
@@ -352,9 +353,7 @@ class Scheduler:
         if ticket.counts is None:
             ticket.counts = Counts(*numbers)
             self.cache.planner.resolve(ticket.plan, ticket.counts, ticket.placement)
-            self.cache.count_plan(
-                ticket.counts, ticket.placement, ticket.plan.scanned_all and ticket.leader is None
-            )
+            self.cache.count_plan(ticket.counts, ticket.placement, ticket.plan.scanned_all and ticket.leader is None)
         if not ticket.counts.fits:
             self._reject(ticket)
             self._unresolved.popleft()

@@ -69,7 +69,7 @@ class BatchTicket:
     bad_id: Readback | None  # the first bad id, if any
     describe: Callable[[list[int]], str] | None  # words for a bad id
     rows_by_table: Tensor | None = None  # the unique rows numbered table after table, if the store has another order
-    batch_number: int | None = None  # under which the policy knows this batch alone
+    batch_number: int | None = None  # announced under this number by itself; None if coalesced, withdrawn or planned
     announced: Event | None = None  # None until the announcement is queued
     coalesced: "CoalescedBatches | None" = None  # until the plan is known to fit
     error: BaseException | None = None  # why the announcement failed
@@ -91,7 +91,7 @@ class BatchTicket:
     ready: Event | None = None
     stale_read: StaleRead | None = None  # what the forward pass reads instead of the records
     last_use: Event | None = None  # of the plan and its slots
-    has_single_use: bool = False  # nothing uses the plan after `last_use`
+    has_single_use: bool = False  # `last_use` was the only use, so releasing the ticket records no other event
     references: int = 1
     state: TicketState = TicketState.ANNOUNCED
 
@@ -101,14 +101,14 @@ class BatchTicket:
         self._versions = _versions(self.ids)
 
     def move_to(self, state: TicketState) -> None:
-        """Change the state. A transition that the diagram above does not have is a bug."""
+        """Change the state. A transition that is not in `_NEXT` is a bug."""
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"a batch's ticket cannot go from {self.state.value} to {state.value}")
         self.state = state
 
     @property
-    def is_in_flight(self) -> bool:
-        """It has a plan whose slots must stay."""
+    def can_be_acquired(self) -> bool:
+        """Its moves are queued, so that a forward pass can wait for `ready`."""
         return self.state in (TicketState.READY, TicketState.TRAINED)
 
     @property
@@ -142,8 +142,6 @@ class BatchTicket:
             if found[0] != NOTHING_BAD:
                 assert self.describe is not None
                 raise BadIdError(self.describe(found))
-
-    # -- is a forward pass of this batch? -------------------------------------------------------------------------
 
     def has_ids_among(self, values: Sequence[Any]) -> bool:
         """The announced id tensors are among these values and were not changed since."""

@@ -10,8 +10,10 @@ from hotrows.loop.ticket_updates import read_early
 
 
 class BatchWindow:
-    """Args:
-    depth: how many batches after the current one have their rows in the cache or on the way there.
+    """The tickets of one loop over one cache, from their announcement to the end of their iteration.
+
+    Args:
+        depth: how many batches after the current one have their rows in the cache or on the way there.
     """
 
     def __init__(self, scheduler: Scheduler, depth: int) -> None:
@@ -43,8 +45,8 @@ class BatchWindow:
     def finish(self) -> None:
         """The iteration of the current batch is over.
 
-        If its plan is in the planning graph, it stays in flight for one more iteration where there is room. The next
-        plan and its moves then wait for the batch before it, and run while it still trains.
+        A ticket with a plan buffer stays in flight for one more iteration if there is room. The next plan then waits
+        only for the batch before it, and runs while this one trains.
         """
         if self._current is None:
             return
@@ -54,13 +56,13 @@ class BatchWindow:
             self._scheduler.withdraw(ticket)  # nobody looked it up
         elif ticket.state is TicketState.READY:
             ticket.move_to(TicketState.TRAINED)
-            if ticket.plan_buffer is not None and self._depth > 0 and self.controller.keeps_last:
+            if ticket.plan_buffer is not None and self._depth > 0 and self.controller.retains_last:
                 self._last = ticket
             else:
                 self._scheduler.release(ticket)
 
     def close(self) -> None:
-        """Give up the batches that have not come. Their rows that are on the way arrive and are in the cache."""
+        """Give up the announced batches. Rows that are on their way still arrive in the cache."""
         with ExitStack() as stack:  # if one of these fails, the others are carried out nevertheless
             while self._to_come:
                 stack.callback(self._give_up, self._to_come.pop())
@@ -70,7 +72,7 @@ class BatchWindow:
     def _give_up(self, ticket: BatchTicket) -> None:
         """A batch that was announced does not come."""
         if ticket.ahead is not None:
-            self._look(ticket)
+            self._resolve(ticket)
         if ticket.state is TicketState.READY:
             assert ticket.counts is not None
             self._scheduler.cache.uncount_batch(ticket.counts)
@@ -81,9 +83,9 @@ class BatchWindow:
     def _plan_ahead(self) -> None:
         """Look at plans made some iterations ago. Plan the batch of this iteration, and more ahead of theirs."""
         to_come = self._to_come
-        self._look_at_due()
+        self._resolve_due()
         self.controller.start_probe(any(ticket.ahead and ticket.ahead.probe for ticket in to_come))
-        # The batch of this iteration and `depth` more are resolved; those behind them will be by their iterations.
+        # Plans of this batch and of the next `depth` are read back now, later ones in a later iteration.
         furthest = self._depth + (READBACK_LAG if to_come and to_come[0].plan_buffer is not None else 1)
         for distance, ticket in enumerate(to_come):
             if distance > 0 and ticket.plan is not None:
@@ -92,18 +94,18 @@ class BatchWindow:
                 continue
             if distance > furthest:
                 return
-            if distance > self.controller.depth and not self._scheduler.fits_surely(ticket):
+            if distance > self.controller.depth and not self._scheduler.surely_fits(ticket):
                 return
             if ticket.error is not None:
                 if distance > 0:
                     return  # the batches before it train first
                 raise RuntimeError("the rows of this batch could not be found ahead") from ticket.error
             if distance == 0 and ticket.ahead is not None:
-                self._look(ticket)
+                self._resolve(ticket)
             if not self._plan_until_known(ticket, distance):
                 return
 
-    def _look_at_due(self) -> None:
+    def _resolve_due(self) -> None:
         for ticket in self._to_come:
             if ticket.plan is None:
                 return
@@ -112,7 +114,7 @@ class BatchWindow:
                 continue
             lag = 1 if ticket.plan_buffer is None else self.controller.readback_lag(ahead.probe, ahead.distance)
             if ahead.iteration <= self._iteration - lag:
-                self._look(ticket)
+                self._resolve(ticket)
 
     def _plan_until_known(self, ticket: BatchTicket, distance: int) -> bool:
         """Plan a batch, again if it was rejected for a reason that is gone. False: plan nothing behind it now."""
@@ -123,7 +125,7 @@ class BatchWindow:
             if distance > self._depth or (distance > 0 and ticket.plan_buffer is not None):
                 return ticket.ahead.probe is None  # looked at in a later iteration
             scanned_all, beside_last = ticket.plan.scanned_all, ticket.ahead.beside_last
-            if not self._look(ticket) and scanned_all:
+            if not self._resolve(ticket) and scanned_all:
                 if not beside_last:
                     return False
                 self._release_last()  # and plan again
@@ -145,7 +147,7 @@ class BatchWindow:
             ticket.ahead = PlannedAhead(self._iteration, distance, beside_last, probe)
             distance += 1
 
-    def _look(self, ticket: BatchTicket) -> bool:
+    def _resolve(self, ticket: BatchTicket) -> bool:
         """Read back whether a plan fits. If it does not, the batch is announced again."""
         ahead, ticket.ahead = ticket.ahead, None
         assert ahead is not None
@@ -158,7 +160,7 @@ class BatchWindow:
         if scanned_all:
             self._scheduler.stop_coalescing(ticket)
             self.controller.rejected(ahead.probe, ahead.distance, ahead.beside_last)
-            if not self.controller.keeps_last:
+            if not self.controller.retains_last:
                 self._release_last()
         return False
 

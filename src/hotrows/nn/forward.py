@@ -122,7 +122,7 @@ class ForwardPass:
     ) -> BatchTicket:
         """A ticket with a plan, retained for this forward pass."""
         scheduler.bad_ids.check(wait=False)
-        if current is not None and current.is_in_flight:
+        if current is not None and current.can_be_acquired:
             scheduler.retain(current)
             return current
         if current is None or current.is_released:

@@ -11,8 +11,8 @@ NO_CONTEXT = 201  # PyTorch's calls make the CUDA context current, the driver's 
 class HostCopy:
     """Repeats `target.copy_(source, non_blocking=True)` for sources of one shape. `target` must be contiguous.
 
-    PyTorch does not know of the copy, so the caller keeps `source` alive until the stream is past it. CUDA copies
-    memory that is not pinned before the call returns.
+    PyTorch does not know of the copy, so the caller keeps `source` alive until the stream is past it. If
+    `source` is not pinned, CUDA has copied it when the call returns.
     """
 
     __slots__ = ("_address", "_copy", "_device_index", "_dtype", "_num_bytes", "target")

@@ -510,7 +510,7 @@ def run_workload(index: str, policy: str, number: int, device: torch.device) -> 
             change(select_kernel, _SMALL_BLOCK=(size, 1), _MAX_PROGRAMS=random.choice([1, 2]))
             change(select_kernel, _CHUNK=2, _CHUNK_OF_BYTES=2)
         if random.random() < 0.5:
-            change(victim_scan, LEAST=4, PER_ROW=1)
+            change(victim_scan, MIN_SLOTS=4, PER_ROW=1)
         contract = Contract(index, policy, number, device)
         for _ in range(random.randint(6, 10)):
             contract.step()

@@ -164,7 +164,7 @@ def test_batches_are_not_coalesced_without_kernels_or_if_all_rows_are_on_the_dev
 @pytest.mark.parametrize("graph", [True, False])
 def test_victims_from_one_range_of_the_slots_after_the_other(graph, monkeypatch):
     """Some ranges are so small that they have too few victims. These batches are planned again, with all slots."""
-    monkeypatch.setattr(victim_scan, "LEAST", 8)
+    monkeypatch.setattr(victim_scan, "MIN_SLOTS", 8)
     monkeypatch.setattr(victim_scan, "PER_ROW", 1)
     batches, ranges = make_batches(12), []
     next_range = victim_scan.VictimScan.next_range

@@ -11,7 +11,7 @@ from hotrows.cache.planning.victim_scan import VictimScan
 
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(victim_scan, "LEAST", 10)
+    monkeypatch.setattr(victim_scan, "MIN_SLOTS", 10)
     monkeypatch.setattr(victim_scan, "PER_ROW", 4)
 
 

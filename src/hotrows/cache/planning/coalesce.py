@@ -22,7 +22,7 @@ def union_of(batches: Sequence[UniqueRows]) -> tuple[UniqueRows, list[Part]]:
     """
     rows = [batch.rows[: filled(batch.rows, batch.num)] for batch in batches]
     union = unique_rows(torch.cat(rows))
-    # Behind the last unique row of a batch, its `starts` are all equal: rows that are not there have no lookups.
+    # Behind the last unique row of a batch, all `starts` are equal, so the padding has no lookups.
     occurrences = torch.cat([_occurrences(batch, each.numel()) for batch, each in zip(batches, rows, strict=True)])
     in_order = occurrences[union.order]
     lookups_before = torch.cat([in_order.new_zeros(1), torch.cumsum(in_order, 0, dtype=torch.int32)])

@@ -11,7 +11,7 @@ leave in that order, and host memory is faster when it is accessed in order.
 
 from typing import NamedTuple
 
-LEAST = 1 << 15  # slots of a range
+MIN_SLOTS = 1 << 15  # slots of a range
 PER_ROW = 4  # slots of a range for each unique row of the batch
 
 
@@ -33,7 +33,7 @@ class VictimScan:
 
     def next_range(self, num_rows: int) -> ScanRange:
         """The range for a batch of at most `num_rows` unique rows."""
-        wanted = max(LEAST, PER_ROW * num_rows)
+        wanted = max(MIN_SLOTS, PER_ROW * num_rows)
         if wanted * 2 > self._num_slots:
             return self.all_slots
         # Ranges change only if they are too small, or twice as large as they must be.

@@ -57,7 +57,7 @@ class Policy(ABC):
         """Raise if the policy is not made for a cache over this many rows."""
 
     def remap(self, row_of: Tensor) -> None:
-        """The store has row r, numbered table after table, as row_of[r]. Called before `bind`, if at all."""
+        """The store has row r, numbered table after table, as row_of[r]. Called at most once, before `bind`."""
 
     def set_tables(self, first_rows: Tensor) -> None:
         """The store numbers rows table after table, from these first rows on, int64 [T]. Called before `bind`.
