@@ -23,6 +23,10 @@ MAX_FUNCTION_LINES = 60
 _KERNEL = "A Triton kernel is one function: a part of it that is called costs registers, or must pass many tensors."
 _ONE_OPERATION = "The kernels of one operation and their launcher, which share constants and layouts."
 REASONS: dict[str, str] = {
+    "loop/scheduler.py::Scheduler": "Plans, moves and releases the tickets of one cache, most methods in a few lines. "
+    "Announcing, coalescing, graphs, bad ids and slots in flight are objects of their own.",
+    "nn/base.py::CachedModule": "What nn.Module, lookahead and graphed ask of a module, each in a few lines. Forward "
+    "passes and tables are objects of their own.",
     "ops/backward_update/kernel.py": _ONE_OPERATION,
     "dense/linear/kernel_one_output.py::_backward": _KERNEL,
     "ops/backward_update/kernel.py::_blocks": _KERNEL,

@@ -38,6 +38,7 @@ class Room:
         self._planned: list[BatchTicket] = []
         self.graph_planning = SimpleNamespace(end_iteration=lambda: None)
         self.cache = SimpleNamespace(uncount_batch=lambda counts: None)
+        self.announcements = SimpleNamespace(stop_coalescing=lambda ticket: None, withdraw=self.withdraw)
 
     def plan_ahead(self, ticket: BatchTicket, soon: bool) -> list[BatchTicket]:
         self._planned = self._planned[self._planned.index(self.in_flight[0]) :] if self.in_flight else []
@@ -53,9 +54,6 @@ class Room:
 
     def surely_fits(self, ticket: BatchTicket) -> bool:
         return False
-
-    def stop_coalescing(self, ticket: BatchTicket) -> None:
-        pass
 
     def resolve(self, ticket: BatchTicket) -> bool:
         fits: bool = ticket.plan.fits  # type: ignore[union-attr]

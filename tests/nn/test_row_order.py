@@ -63,7 +63,7 @@ def assert_same(one: hotrows.EmbeddingBagCollection, other: hotrows.EmbeddingBag
 
 
 def made(bags: hotrows.EmbeddingBagCollection, rows: Tensor) -> BatchTicket:
-    ticket = bags.schedulers[0].announce_rows(lambda: CheckedRows(rows))
+    ticket = bags.schedulers[0].announcements.announce_rows(lambda: CheckedRows(rows))
     ticket.announced.synchronize()
     return ticket
 

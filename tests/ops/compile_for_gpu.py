@@ -109,7 +109,7 @@ def planning() -> None:
         (some_columns, make_policy("lru"), "set-associative"), (all_columns, make_policy("lfu"), "set-associative"),
     ):  # fmt: skip
         slots = Slots(128, torch.device("cpu"))
-        for parts in (1, 2, 4):
+        for parts in (1, 2, 3, 4):
             plan_with(EagerPlanner(slots, make_index(index, 453, slots), policy), columns, 453, parts=parts)
     plan_with(IdentityPlanner(2**40), all_columns, 2**40)  # rows of 64 bits
     for num_samples in (1024, 2048, unique.MAX_SAMPLES, unique.MAX_SAMPLES + 1):

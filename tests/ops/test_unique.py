@@ -126,8 +126,8 @@ class Tables(NamedTuple):
 @pytest.mark.parametrize(
     ("num_samples", "parts", "largest"),
     [
-        (1, 2, 10**7), (33, 2, 3 * 10**9), (64, 4, 10**7), (200, 4, 3 * 10**9), (512, 4, 10**7), (700, 2, 10**7),
-        (1024, 2, 10**7),
+        (1, 2, 10**7), (33, 2, 3 * 10**9), (40, 3, 10**7), (64, 4, 10**7), (200, 4, 3 * 10**9), (512, 4, 10**7),
+        (700, 2, 10**7), (1024, 2, 10**7),
     ],
 )  # fmt: skip
 def test_batches_sorted_as_one(num_samples, parts, largest, by_column, device, random):

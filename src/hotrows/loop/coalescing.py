@@ -33,7 +33,7 @@ class Coalescing:
         """Announce a batch together with others, once there are `num_batches`."""
         coalesced = self._gathering
         if coalesced is None:
-            coalesced = self._gathering = CoalescedBatches(self._scheduler.next_batch_number())
+            coalesced = self._gathering = CoalescedBatches(self._scheduler.announcements.next_batch_number())
         coalesced.tickets.append(ticket)
         ticket.coalesced = coalesced
         if len(coalesced.tickets) >= num_batches:
@@ -56,7 +56,7 @@ class Coalescing:
         try:
             coalesced.unique_count, event = scheduler.streams.submit_plan_with_readback(work)
             scheduler.streams.keep_alive_until(coalesced, event)
-            scheduler.count_later(coalesced)
+            scheduler.announcements.count_later(coalesced)
         except BaseException:  # The policy does not know of these batches, and each is planned by itself.
             for ticket in coalesced.tickets:
                 ticket.coalesced = None

@@ -67,7 +67,7 @@ class GraphPlanning:
     def announce(self, ids: Tensor, columns: IdColumns, describe: Callable[[list[int]], str]) -> BatchTicket | None:
         """Give a batch a request buffer; None if its shape does not suit the graph, or no buffer is free."""
         scheduler, graph = self._scheduler, self.graph
-        is_separate = scheduler.is_separate
+        is_separate = scheduler.announcements.is_separate
         if (
             graph is None
             or not graph.accepts(ids, self._depth, self._window)
@@ -88,9 +88,11 @@ class GraphPlanning:
             if not graph.has_room() and not graph.rebuild_makes_room():
                 # With all counts read back, the table of next uses grows as much as it must and no more.
                 self.flush_announcement()
-                scheduler.note_unique_counts(wait=True)
+                scheduler.announcements.note_unique_counts(wait=True)
             union_count = Readback(graph.union_count(request_buffer))
-            coalesced = CoalescedBatches(scheduler.next_batch_number(), union_count, request_buffer=request_buffer)
+            coalesced = CoalescedBatches(
+                scheduler.announcements.next_batch_number(), union_count, request_buffer=request_buffer
+            )
         part = len(coalesced.tickets)
         readback = UniqueCountReadback(
             graph.unique_count(coalesced.request_buffer, part), ids, columns.columns, graph.num_lookups
@@ -237,7 +239,7 @@ class GraphPlanning:
             ticket.unique_count.completes_at(event)
         assert coalesced.unique_count is not None
         coalesced.unique_count.completes_at(event)
-        self._scheduler.count_later(coalesced)
+        self._scheduler.announcements.count_later(coalesced)
         self._scheduler.streams.keep_alive_until(coalesced.ids, event)
         coalesced.ids = []
 
@@ -321,7 +323,7 @@ class GraphPlanning:
         with writable_state():
             self.graph = PlanningGraph(
                 cache.planner, columns, ids.shape, ids.dtype, self._depth, self._window, cache.store.num_rows,
-                scheduler.device, lambda moves: held.move(moves), 1 if scheduler.is_separate else chosen,
+                scheduler.device, lambda moves: held.move(moves), 1 if scheduler.announcements.is_separate else chosen,
             )  # fmt: skip
         record_event(scheduler.device).synchronize()
         self._in_plan_buffer.clear()

@@ -107,7 +107,7 @@ class _Loop(Generic[B]):
         """The loop begins."""
         with defer_sigint():
             for scheduler in self._bags.schedulers:
-                scheduler.open_loop(depth, window)
+                scheduler.announcements.open_loop(depth, window)
             self._bags.open_lookahead(self.close)
 
     def read_up_to(self, window: int) -> None:

@@ -64,7 +64,7 @@ def unpin(scheduler: Scheduler) -> None:
 
 
 def _bring_in(scheduler: Scheduler, rows: Tensor) -> BatchTicket:
-    ticket = scheduler.announce_rows(lambda: CheckedRows(rows))
+    ticket = scheduler.announcements.announce_rows(lambda: CheckedRows(rows))
     scheduler.plan_now(ticket, Placement.SPILL)
     return ticket
 

@@ -12,25 +12,20 @@ The rules that make the result exact (docs/architecture.md gives the argument):
 
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from hotrows.cache import maintenance, overflow
-from hotrows.cache.planning.id_columns import IdColumns
 from hotrows.cache.planning.protocol import Counts, Placement, Plan
 from hotrows.cache.row_cache import RowCache
 from hotrows.cache.row_updater import RowUpdater
 from hotrows.cache.stale_reads import StaleReads
 from hotrows.cache.stats import Stats
 from hotrows.cache.streams import CacheStreams
+from hotrows.loop.announcements import Announcements
 from hotrows.loop.bad_ids import BadIdChecks
-from hotrows.loop.coalescing import Coalescing, readback_of
 from hotrows.loop.graph_planning import GraphPlanning
 from hotrows.loop.in_flight import InFlight
-from hotrows.loop.ticket import BatchTicket, CheckedRows, CoalescedBatches, TicketState
-from hotrows.ops.unique import UniqueRows
+from hotrows.loop.ticket import BatchTicket, TicketState
 from hotrows.runtime.readback import Readback, start_readback
 from hotrows.runtime.streams import Event, record_event
 
@@ -56,131 +51,11 @@ class Scheduler:
         self.coalesce: int | None = None
         self.stale_reads: StaleReads | None = None
         self.graph_planning = GraphPlanning(self)
-        self.coalescing = Coalescing(self)
-        self.is_separate = False  # batches are planned one by one in this loop, because several had no room as one
+        self.announcements = Announcements(self)
         self.uses_graph = self.reason_without_graph() is None
         self._unresolved: deque[BatchTicket] = deque()  # planned; their counts are on the way to the host
-        self._uncounted: deque[BatchTicket | CoalescedBatches] = deque()
         self._release_later: deque[BatchTicket] = deque()
         self.unwritten: BatchTicket | None = None  # its overflow copies may have been updated and not written back
-        self._next_batch_number = 0
-
-    # -- announcing -------------------------------------------------------------------------------------------------
-
-    def open_loop(self, depth: int, window: int) -> None:
-        """A loop begins that looks this far ahead."""
-        self.is_separate = False
-        self.coalescing.open()
-        self.graph_planning.open(depth, window)
-
-    def announce_rows(
-        self,
-        make: Callable[[], CheckedRows],
-        describe: Callable[[list[int]], str] | None = None,
-        ids: tuple[Tensor, ...] = (),
-        to_policy: bool = False,
-    ) -> BatchTicket:
-        """Find the unique rows of a batch in the planning stream.
-
-        Args:
-            make: makes the rows from tensors of the caller's stream, and keeps these tensors alive.
-            describe: words for what `CheckedRows.bad` found.
-            ids: the user's tensors that decide the rows.
-            to_policy: also tell the policy that the batch will come.
-        """
-        self.catch_up()
-        num_coalesced = 1 if self.is_separate else self.coalesce or 1
-        number = None
-        if to_policy:
-            self.graph_planning.flush_announcement()  # batches are announced in their order
-            if num_coalesced == 1:
-                self.coalescing.flush()
-                number = self.next_batch_number()
-        cache, found = self.cache, list[tuple[UniqueRows, Tensor | None, Readback | None]]()
-
-        def work() -> Tensor:
-            checked = make()
-            unique, by_table = cache.find_unique(checked.rows)
-            if number is not None:
-                cache.planner.announce(unique, number)
-            found.append((unique, by_table, None if checked.bad is None else start_readback(checked.bad)))
-            return unique.num
-
-        unique_count, event = self.streams.submit_plan_with_readback(work, [record_event(self.device)])
-        unique, by_table, bad = found[0]
-        if bad is not None:
-            bad.completes_at(event)
-        ticket = BatchTicket(unique, ids, unique_count, bad, describe, by_table, number, event)
-        self.streams.keep_alive_until((ticket, make), event)
-        if to_policy and num_coalesced > 1:
-            self.coalescing.add(ticket, num_coalesced)
-        elif to_policy:
-            self.count_later(ticket)
-        return ticket
-
-    def announce_ids(self, ids: Tensor, columns: IdColumns, describe: Callable[[list[int]], str]) -> BatchTicket | None:
-        """Announce a batch of one id per bag in the planning graph; None if the graph does not take this batch."""
-        return self.graph_planning.announce(ids, columns, describe) if self.uses_graph else None
-
-    def copy_of(self, ticket: BatchTicket) -> BatchTicket:
-        """A ticket of the same batch, to be planned once more. The policy does not know of it."""
-        self.separate(ticket)
-        return BatchTicket(
-            ticket.unique, ticket.ids, ticket.unique_count, ticket.bad_id, ticket.describe, ticket.rows_by_table,
-            announced=ticket.announced, checked=ticket.checked,
-        )  # fmt: skip
-
-    def take_over(self, ticket: BatchTicket) -> BatchTicket:
-        """A ticket of the same batch, to be planned instead of the given one, which stays announced."""
-        taken = self.copy_of(ticket)
-        taken.batch_number, ticket.batch_number = ticket.batch_number, None
-        return taken
-
-    def withdraw(self, ticket: BatchTicket) -> None:
-        """An announced batch will not be planned."""
-        self.separate(ticket)
-        if ticket.batch_number is not None:
-            number, ticket.batch_number = ticket.batch_number, None
-            planner = self.cache.planner
-            event = self.streams.submit_plan(lambda: planner.withdraw(ticket.unique, number))
-            self.streams.keep_alive_until(ticket, event)
-        ticket.move_to(TicketState.RELEASED)
-
-    def separate(self, ticket: BatchTicket) -> None:
-        """Take a ticket out of the batches it was coalesced with: each is planned by itself from now on."""
-        if ticket.coalesced is None:
-            return
-        if ticket.coalesced.request_buffer >= 0:
-            self.graph_planning.separate(ticket)
-        else:
-            self.coalescing.separate(ticket.coalesced)
-
-    def stop_coalescing(self, ticket: BatchTicket) -> None:
-        """Coalesced batches had no room as one plan: in this loop, plan batches one by one from now on."""
-        if ticket.coalesced is not None and len(ticket.coalesced.tickets) > 1:
-            self.separate(ticket)
-            self.is_separate = True
-
-    def next_batch_number(self) -> int:
-        """The number under which the next batch is announced to the policy."""
-        self._next_batch_number += 1
-        return self._next_batch_number - 1
-
-    def count_later(self, announced: BatchTicket | CoalescedBatches) -> None:
-        """Tell the policy the number of unique rows once it is read back."""
-        self._uncounted.append(announced)
-
-    def note_unique_counts(self, wait: bool) -> None:
-        """Tell the policy the numbers of unique rows that have arrived, or with `wait`, of all announced batches."""
-        while self._uncounted:
-            announced = self._uncounted[0]
-            readback = readback_of(announced)
-            found = readback.result() if wait else readback.poll()
-            if found is None:
-                return
-            self._uncounted.popleft()
-            if announced.batch_number is not None:
-                self.cache.planner.note_unique_count(announced.batch_number, found[0])
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
@@ -218,7 +93,7 @@ class Scheduler:
         tickets = self.graph_planning.plan(ticket, soon)
         if not tickets:
             if ticket.coalesced is not None and ticket.coalesced.request_buffer >= 0:
-                self.separate(ticket)
+                self.announcements.separate(ticket)
             tickets = self._plan_eagerly(ticket, Placement.ATOMIC)
         self._put_in_flight(tickets, takes_slots=True)
         return tickets
@@ -228,7 +103,7 @@ class Scheduler:
         self.catch_up()
         self._resolve_unmoved()
         self.cache.check()
-        self.separate(ticket)
+        self.announcements.separate(ticket)
         self._plan_eagerly(ticket, placement, after=(record_event(self.device),))
         self._put_in_flight([ticket], takes_slots=placement is not Placement.READ_ONLY)
         if placement is not Placement.READ_ONLY:
@@ -257,7 +132,7 @@ class Scheduler:
         tickets, unique, number, parts = [ticket], ticket.unique, ticket.batch_number, None
         coalesced = ticket.coalesced
         if coalesced is not None:
-            self.coalescing.flush()
+            self.announcements.flush()
             assert coalesced.union is not None
             tickets, unique, parts, number = coalesced.tickets, coalesced.union, coalesced.parts, coalesced.batch_number
         scan_all = placement is not Placement.ATOMIC or self.must_scan_all(ticket)
@@ -309,7 +184,7 @@ class Scheduler:
             return True
         return self.in_flight.may_be_full(self.cache.num_pinned)
 
-    # -- resolving readbacks --------------------------------------------------------------------------------------------
+    # -- resolving readbacks ------------------------------------------------------------------------------------------
 
     def resolve(self, ticket: BatchTicket) -> bool:
         """Read the counts of a plan back, waiting if needed. True if it fits: then its moves are queued."""
@@ -328,7 +203,7 @@ class Scheduler:
         while self._release_later:
             self.release(self._release_later.popleft())
         self.streams.free_completed()
-        self.note_unique_counts(wait=False)
+        self.announcements.note_unique_counts(wait=False)
         while self._unresolved:
             first = self._unresolved[0]
             assert first.counts_readback is not None
@@ -490,7 +365,7 @@ class Scheduler:
             self.streams.keep_alive_until(ticket, ticket.last_use)
             self.graph_planning.note_use(ticket, ticket.last_use)
 
-    # -- the cache as a whole -------------------------------------------------------------------------------------------
+    # -- the cache as a whole -----------------------------------------------------------------------------------------
 
     def _complete_plans(self) -> None:
         """Queue the moves of every plan."""

@@ -54,7 +54,7 @@ def update_together(scheduler: Scheduler, contributions: list[Contribution]) -> 
     grads = torch.cat([part.grads for part in contributions])
     # The rows of the parts belong to the planning stream, which must not reuse their memory before they are read.
     scheduler.streams.keep_alive_until(contributions, record_event(scheduler.device))
-    ticket = scheduler.announce_rows(lambda: CheckedRows(rows))
+    ticket = scheduler.announcements.announce_rows(lambda: CheckedRows(rows))
     scheduler.plan_now(ticket, Placement.SPILL)
     try:
         scheduler.acquire(ticket)
@@ -79,7 +79,7 @@ def _apply_step(
     scheduler.write_back_overflow()
 
 
-# -- stale reads ----------------------------------------------------------------------------------------------------------
+# -- stale reads ------------------------------------------------------------------------------------------------------
 
 
 def read_rows_early(scheduler: Scheduler) -> None:

@@ -53,7 +53,7 @@ class BatchWindow:
         ticket, self._current = self._current, None
         self._release_last()
         if ticket.state is TicketState.ANNOUNCED:
-            self._scheduler.withdraw(ticket)  # nobody looked it up
+            self._scheduler.announcements.withdraw(ticket)  # nobody looked it up
         elif ticket.state is TicketState.READY:
             ticket.move_to(TicketState.TRAINED)
             if ticket.plan_buffer is not None and self._depth > 0 and self.controller.retains_last:
@@ -78,7 +78,7 @@ class BatchWindow:
             self._scheduler.cache.uncount_batch(ticket.counts)
             self._scheduler.release(ticket)
         else:
-            self._scheduler.withdraw(ticket)
+            self._scheduler.announcements.withdraw(ticket)
 
     def _plan_ahead(self) -> None:
         """Look at plans made some iterations ago. Plan the batch of this iteration, and more ahead of theirs."""
@@ -158,7 +158,7 @@ class BatchWindow:
             return True
         self._announce_again(ticket)
         if scanned_all:
-            self._scheduler.stop_coalescing(ticket)
+            self._scheduler.announcements.stop_coalescing(ticket)
             self.controller.rejected(ahead.probe, ahead.distance, ahead.beside_last)
             if not self.controller.retains_last:
                 self._release_last()

@@ -51,13 +51,13 @@ class ForwardPass:
             for tables, part in zip(self._sets, lookups, strict=True):
                 scheduler, ticket = tables.scheduler, None
                 if part.columns is not None:
-                    ticket = scheduler.announce_ids(part.key[0], part.columns, part.describe)
+                    ticket = scheduler.announcements.announce_ids(part.key[0], part.columns, part.describe)
                 if ticket is None:
-                    ticket = scheduler.announce_rows(part.make, part.describe, part.key, to_policy=True)
+                    ticket = scheduler.announcements.announce_rows(part.make, part.describe, part.key, to_policy=True)
                 tickets.append(ticket)
         except BaseException:  # The other caches must not expect this batch.
             for tables, ticket in zip(self._sets, tickets, strict=False):
-                tables.scheduler.withdraw(ticket)
+                tables.scheduler.announcements.withdraw(ticket)
             raise
         return tickets
 
@@ -126,9 +126,9 @@ class ForwardPass:
             scheduler.retain(current)
             return current
         if current is None or current.is_released:
-            ticket = scheduler.announce_rows(lookups.make, lookups.describe, lookups.key)
+            ticket = scheduler.announcements.announce_rows(lookups.make, lookups.describe, lookups.key)
         else:
-            ticket = scheduler.take_over(current) if trains else scheduler.copy_of(current)
+            ticket = scheduler.announcements.take_over(current) if trains else scheduler.announcements.copy_of(current)
         if self._device.type == "cpu":
             ticket.check_ids()
         else:

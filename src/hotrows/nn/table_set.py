@@ -128,7 +128,8 @@ class TableSet:
         ids = torch.as_tensor(ids, dtype=torch.int64).flatten()
         if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= table.num_rows):
             raise ValueError(
-                f"pin: ids from {int(ids.min())} to {int(ids.max())}, table {table.name!r} has 0 to {table.num_rows - 1}"
+                f"pin: ids from {int(ids.min())} to {int(ids.max())}, "
+                f"table {table.name!r} has 0 to {table.num_rows - 1}"
             )
         pin(self.scheduler, on_device(ids + self.first_row[table.name], self.cache.device))
 

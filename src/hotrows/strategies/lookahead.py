@@ -1,4 +1,4 @@
-"""The default strategy: a cache that knows the ids of the batches to come, with rows moved while earlier batches train."""
+"""The default strategy: it knows the ids of the batches to come, and moves rows while earlier batches train."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -17,7 +17,7 @@ from hotrows.cache.planning import kernel_planner, planning_graph, victim_scan
 from hotrows.cache.planning.planning_graph import PlanningGraph
 from hotrows.cache.policies import next_use
 from hotrows.cache.policies.next_use import NextUseTable
-from hotrows.loop.scheduler import Scheduler
+from hotrows.loop.announcements import Announcements
 from hotrows.loop.window import BatchWindow
 from hotrows.runtime.readback import Readback
 
@@ -134,6 +134,17 @@ def test_coalesced_batches_share_iterations_of_the_graph(monkeypatch):
     num_groups = -(-NUM_BATCHES // 4)
     assert sum(announces for announces, _ in iterations) == num_groups
     assert sum(plans for _, plans in iterations) == num_groups
+
+
+def test_no_more_batches_are_coalesced_than_the_kernels_take():
+    results = []
+    for graph in (True, False):
+        bags = make_bags(graph, 200, coalesce=6)
+        for ids in look(make_batches(12), bags):
+            (bags(ids) ** 2).sum().backward()
+        results.append(weights(bags))
+        assert not graph or bags.schedulers[0].planning_graph.max_coalesced == 4
+    same(*results)
 
 
 @pytest.mark.parametrize(
@@ -523,9 +534,9 @@ def test_no_row_of_a_bad_batch_stays_announced(coalesce):
 def test_the_host_does_not_wait_when_the_next_use_table_is_rebuilt(coalesce, window, times, monkeypatch):
     monkeypatch.setattr(next_use, "MIN_CELLS", 8)
     waited, rebuilt = [], []
-    note_counts, leave, make_room = Scheduler.note_unique_counts, NextUseTable.leave, NextUseTable._make_room
+    note_counts, leave, make_room = Announcements.note_unique_counts, NextUseTable.leave, NextUseTable._make_room
     monkeypatch.setattr(
-        Scheduler, "note_unique_counts", lambda self, wait: waited.append(wait) or note_counts(self, wait)
+        Announcements, "note_unique_counts", lambda self, wait: waited.append(wait) or note_counts(self, wait)
     )  # fmt: skip
     monkeypatch.setattr(
         NextUseTable, "_make_room", lambda self, num: rebuilt.append(len(waited)) or make_room(self, num)

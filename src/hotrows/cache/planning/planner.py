@@ -26,7 +26,7 @@ from hotrows.ops.unique import UniqueRows
 
 
 class _Undo(NamedTuple):
-    """What rolls a plan back: its `move_slots`, where these are in `Slots.row`, and the rows that were there; all [M]."""
+    """What rolls a plan back: its `move_slots`, their entries in `Slots.row`, and the rows that were there; all [M]."""
 
     move_slots: Tensor
     target: Tensor

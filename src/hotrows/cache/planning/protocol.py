@@ -152,7 +152,7 @@ class Planner(Protocol):
     def unconfirmed_moves(self) -> Tensor | None:
         """`Plan.move_slots` of the last plan that places rows, until it is confirmed; None if there is nothing to do.
 
-        A caller that can fail between a plan and its moves looks whether it has taken note of this plan, and then either
+        A caller that can fail between a plan and its moves looks whether it has taken note of this plan, and either
         confirms it or rolls it back. Other callers need not confirm anything.
         """
 
