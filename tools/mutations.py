@@ -92,7 +92,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a store written from outside makes overflow copies worthless", "loop/scheduler.py",
-        "        self.cache.planner.plan_number += 1  # copies in the overflow buffer are no longer the latest\n", "",
+        "            self.cache.planner.plan_number += 1  # copies in the overflow buffer are no longer the latest\n", "",
         "tests/nn/test_accumulation.py",
     ),
     Mutation(
@@ -148,8 +148,9 @@ MUTATIONS = (
     Mutation(
         "every plan is resolved before the cache is written back", "loop/scheduler.py",
         '        """Write every row of the cache back to the store, and wait for it."""\n'
-        "        self._complete_plans()\n",
-        '        """Write every row of the cache back to the store, and wait for it."""\n',
+        "        with self.exclusive:\n            self._complete_plans()\n",
+        '        """Write every row of the cache back to the store, and wait for it."""\n'
+        "        with self.exclusive:\n",
         "tests/test_exactness.py tests/loop tests/nn",
     ),
 )  # fmt: skip

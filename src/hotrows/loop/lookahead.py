@@ -1,5 +1,8 @@
 """The loop that knows the ids of the batches to come and brings their rows in while an earlier batch trains."""
 
+import atexit
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
@@ -9,7 +12,7 @@ from hotrows.cache.policies.next_use import WINDOW_LIMIT
 from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket
 from hotrows.loop.window import BatchWindow
-from hotrows.runtime.defer_sigint import defer_sigint
+from hotrows.runtime.exclusive import Exclusive
 
 B = TypeVar("B")
 
@@ -18,6 +21,7 @@ class LookaheadModule(Protocol):
     """What the loop needs of an embedding module: `EmbeddingBag` and `EmbeddingBagCollection` have it."""
 
     training: bool
+    exclusive: Exclusive  # entered by whoever changes the state of the module's caches
 
     @property
     def schedulers(self) -> list[Scheduler]: ...
@@ -30,6 +34,9 @@ class LookaheadModule(Protocol):
 
     def close_lookahead(self, close: Callable[[], None] | None = None) -> None:
         """End the open loop (only the given one, if given): there can be one at a time."""
+
+    def close_lookahead_later(self, close: Callable[[], None]) -> None:
+        """The same from a thread that must not wait."""
 
     def set_current(self, tickets: list[BatchTicket] | None) -> None:
         """The batch that the next forward pass is expected to look up."""
@@ -67,13 +74,31 @@ def lookahead(
         raise ValueError(f"window is {window!r}, it must be a whole number from 1 to {WINDOW_LIMIT}")
     if not hasattr(bags, "schedulers"):
         raise ValueError(f"bags are a {type(bags).__name__}, give an EmbeddingBagCollection or an EmbeddingBag")
-    return _run(iter(loader), bags, depth, max(window, min(depth + 3, WINDOW_LIMIT)), ids)
+    loop = _run(iter(loader), bags, depth, max(window, min(depth + 3, WINDOW_LIMIT)), ids)
+    if not _open_loops:
+        atexit.register(_close_open_loops)
+    _open_loops.add(loop)
+    return loop
+
+
+_open_loops: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _close_open_loops() -> None:
+    """Close loops that were left early when the program ends.
+
+    Otherwise the interpreter closes them while it shuts down, where PyTorch aborts the process.
+    """
+    for loop in list(_open_loops):
+        with suppress(ValueError):  # it is running: another thread still trains
+            loop.close()
 
 
 def _run(batches: Iterator[B], bags: LookaheadModule, depth: int, window: int, ids: Callable[[B], Any]) -> Iterator[B]:
     if not bags.training:
         yield from batches
         return
+    thread = threading.get_ident()
     bags.close_lookahead()
     loop = _Loop(batches, bags, depth, ids)
     try:
@@ -87,7 +112,11 @@ def _run(batches: Iterator[B], bags: LookaheadModule, depth: int, window: int, i
             loop.finish()
     finally:
         with suppress(ReferenceError):  # if all of it is collected as one cycle, there is nothing left to close
-            bags.close_lookahead(loop.close)
+            # A generator may be collected in any thread, also in one that the thread of the loop waits for.
+            if threading.get_ident() == thread:
+                bags.close_lookahead(loop.close)
+            else:
+                bags.close_lookahead_later(loop.close)
 
 
 class _Loop(Generic[B]):
@@ -105,7 +134,7 @@ class _Loop(Generic[B]):
 
     def open(self, depth: int, window: int) -> None:
         """The loop begins."""
-        with defer_sigint():
+        with self._bags.exclusive:
             for scheduler in self._bags.schedulers:
                 scheduler.announcements.open_loop(depth, window)
             self._bags.open_lookahead(self.close)
@@ -126,7 +155,7 @@ class _Loop(Generic[B]):
         tickets: list[BatchTicket] = []
         is_announced = not self._is_closed and self._bags.training
         ids = self._ids(batch) if is_announced else None
-        with defer_sigint():
+        with self._bags.exclusive:
             if is_announced:
                 tickets = self._bags.announce(ids)
                 for window, ticket in zip(self._windows, tickets, strict=True):
@@ -139,7 +168,7 @@ class _Loop(Generic[B]):
             if self._failure is not None:
                 raise self._failure
             return None
-        with defer_sigint():
+        with self._bags.exclusive:
             batch, tickets = self._read.popleft()
             if (
                 tickets and not self._is_closed
@@ -151,7 +180,7 @@ class _Loop(Generic[B]):
 
     def finish(self) -> None:
         """End the iteration."""
-        with defer_sigint():
+        with self._bags.exclusive:
             if not self._is_closed:
                 self._bags.set_current(None)
                 for window in self._windows:
@@ -159,7 +188,7 @@ class _Loop(Generic[B]):
 
     def close(self) -> None:
         """End the loop."""
-        with defer_sigint(), ExitStack() as stack:
+        with self._bags.exclusive, ExitStack() as stack:
             self._is_closed = True
             self._bags.set_current(None)
             for window in self._windows:

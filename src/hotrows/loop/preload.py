@@ -8,7 +8,6 @@ from torch import Tensor
 from hotrows.cache.planning.protocol import Placement
 from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket, CheckedRows
-from hotrows.runtime.defer_sigint import defer_sigint
 
 
 def preload_hottest(scheduler: Scheduler, num: int) -> None:
@@ -21,7 +20,7 @@ def preload_hottest(scheduler: Scheduler, num: int) -> None:
     if cache.holds_all_rows or num == 0:
         return
     rows = torch.arange(num) if cache.numbering is None else cache.numbering.hottest(num)
-    with defer_sigint():
+    with scheduler.exclusive:
         before = replace(scheduler.totals())
         ticket = _bring_in(scheduler, rows.to(cache.device))
         scheduler.acquire(ticket)
@@ -36,7 +35,7 @@ def pin(scheduler: Scheduler, rows: Tensor) -> None:
     pinned = cache.planner.pinned
     if pinned is None:
         return
-    with defer_sigint():
+    with scheduler.exclusive:
         ticket = _bring_in(scheduler, rows)
         scheduler.resolve_all()
         assert ticket.counts is not None

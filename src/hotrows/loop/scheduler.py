@@ -26,6 +26,7 @@ from hotrows.loop.bad_ids import BadIdChecks
 from hotrows.loop.graph_planning import GraphPlanning
 from hotrows.loop.in_flight import InFlight
 from hotrows.loop.ticket import BatchTicket, TicketState
+from hotrows.runtime.exclusive import Exclusive
 from hotrows.runtime.readback import Readback, start_readback
 from hotrows.runtime.streams import Event, record_event
 
@@ -36,13 +37,17 @@ if TYPE_CHECKING:  # needs Triton
 class Scheduler:
     """Everything about one cache that happens in an order.
 
+    Args:
+        exclusive: entered by whoever changes the state of this cache. The caches of one module share it.
+
     Attributes:
         coalesce: how many batches are planned as one. None lets the planning graph choose by their size, and plans
             batches outside of it one by one.
     """
 
-    def __init__(self, cache: RowCache, updater: RowUpdater) -> None:
+    def __init__(self, cache: RowCache, updater: RowUpdater, exclusive: Exclusive | None = None) -> None:
         self.cache = cache
+        self.exclusive = Exclusive() if exclusive is None else exclusive
         self.updater = updater
         self.device = cache.device
         self.streams = CacheStreams(cache.device)
@@ -375,21 +380,24 @@ class Scheduler:
 
     def flush(self) -> None:
         """Write every row of the cache back to the store, and wait for it."""
-        self._complete_plans()
-        maintenance.write_back_all(self.cache, self.streams)
-        self.cache.store.flush()
+        with self.exclusive:
+            self._complete_plans()
+            maintenance.write_back_all(self.cache, self.streams)
+            self.cache.store.flush()
 
     def reload(self) -> None:
         """Read every row of the cache again, after the store was written from outside."""
-        self._complete_plans()
-        maintenance.read_again_all(self.cache, self.streams)
-        self.cache.planner.plan_number += 1  # copies in the overflow buffer are no longer the latest
-        for ticket in self.in_flight:
-            ticket.stale_read = None
+        with self.exclusive:
+            self._complete_plans()
+            maintenance.read_again_all(self.cache, self.streams)
+            self.cache.planner.plan_number += 1  # copies in the overflow buffer are no longer the latest
+            for ticket in self.in_flight:
+                ticket.stale_read = None
 
     def totals(self) -> Stats:
         """The statistics, with everything counted that was queued so far."""
-        self.resolve_all()
-        if self.stale_reads is not None:
-            self.cache.stats.stale = self.stale_reads.num_stale()
-        return self.cache.stats
+        with self.exclusive:
+            self.resolve_all()
+            if self.stale_reads is not None:
+                self.cache.stats.stale = self.stale_reads.num_stale()
+            return self.cache.stats

@@ -17,7 +17,6 @@ from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket
 from hotrows.loop.ticket_updates import Contribution, can_update_in_place, update, update_together
 from hotrows.runtime import cuda_private
-from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.streams import record_event
 
 
@@ -42,12 +41,7 @@ class OpenPass:
 
 
 class GradientAccumulation:
-    """The gradients of the rows of one cache on their way to the row optimizer.
-
-    Attributes:
-        anchor: an input of every forward pass that requires grad, so that autograd calls the backward pass although
-            rows are no parameters.
-    """
+    """The gradients of the rows of one cache on their way to the row optimizer."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -55,11 +49,11 @@ class GradientAccumulation:
         self._gathered: list[Contribution] = []
         self._backward_pass: int | None = None  # in which they were gathered
         self.is_accumulating = False
-        self.anchor = torch.zeros((), dtype=torch.float32, device=scheduler.device, requires_grad=True)
-        if cuda_private.SAFE:
-            held = weakref.ref(self)  # the anchor must not keep the cache alive
-            register: Any = self.anchor.register_post_accumulate_grad_hook
-            register(lambda anchor: _end_backward_pass(held(), anchor))
+
+    @property
+    def has_open_passes(self) -> bool:
+        """The backward pass of some forward pass has not run, and its autograd graph is alive."""
+        return len(self._open) > 0
 
     def open(self, ticket: BatchTicket) -> OpenPass:
         """A forward pass has read the rows of a ticket."""
@@ -91,14 +85,14 @@ class GradientAccumulation:
             self._backward_pass = backward_pass
         # A forward pass that is reached again may not be the only one of this backward pass, although none is open.
         is_alone = not (self.is_accumulating or self._gathered or self._open or opened.has_ended)
-        with defer_sigint():
+        with scheduler.exclusive:
             if is_alone and can_update_in_place(scheduler, ticket):
                 update(scheduler, ticket, grads)
             else:
                 self._gather(ticket, grads)
             scheduler.note_use(ticket)
             opened.end(scheduler, ticket)
-        return torch.ones_like(self.anchor) if cuda_private.SAFE else None
+        return torch.ones((), dtype=torch.float32, device=scheduler.device) if cuda_private.SAFE else None
 
     def _gather(self, ticket: BatchTicket, grads: LookupGrads) -> None:
         assert ticket.plan is not None
@@ -131,10 +125,24 @@ class GradientAccumulation:
             self._gathered.clear()
 
     def _apply(self) -> None:
-        with defer_sigint():
+        with self._scheduler.exclusive:
             gathered, self._gathered = self._gathered, []
             if gathered:
                 update_together(self._scheduler, gathered)
+
+
+def make_anchor(accumulation: GradientAccumulation, device: torch.device) -> Tensor:
+    """An input of every forward pass that requires grad, because rows are no parameters and autograd must call back.
+
+    Nothing that an autograd graph holds may refer to the anchor. PyTorch aborts the process if the interpreter shuts
+    down while such a cycle through a graph is alive.
+    """
+    anchor = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
+    if cuda_private.SAFE:
+        held = weakref.ref(accumulation)
+        register: Any = anchor.register_post_accumulate_grad_hook
+        register(lambda anchor: _end_backward_pass(held(), anchor))
+    return anchor
 
 
 def _end_backward_pass(accumulation: GradientAccumulation | None, anchor: Tensor) -> None:

@@ -19,6 +19,7 @@ from hotrows.nn.forward import CapturedParts, ForwardPass, OpenLoop
 from hotrows.nn.lookups import Lookups
 from hotrows.nn.table_set import TableSet
 from hotrows.optim import RowOptimizer
+from hotrows.runtime.exclusive import Exclusive
 from hotrows.stores import Contents, StoreSettings
 from hotrows.stores.row_order import RowOrder
 from hotrows.table import Table
@@ -55,15 +56,16 @@ class CachedModule(nn.Module):
             by_dim.setdefault(width, []).append(table)
         sizes = size_caches(by_dim, cache, optimizer, index, store)
         check_memory(by_dim, sizes, store, self.device)
+        self.exclusive = Exclusive()
         self._sets = [
             make_set(
                 by_dim[layout.dim], layout, num_slots, optimizer, policy, name, store, self.device, seed,
-                row_order, transfer,
+                row_order, transfer, self.exclusive,
             )
             for layout, num_slots, name in sizes
         ]  # fmt: skip
         self.index = sizes[0][2]
-        self._forward_pass = ForwardPass(self._sets, mode, self.device)
+        self._forward_pass = ForwardPass(self._sets, mode, self.device, self.exclusive)
         self._open_loop = OpenLoop()
         if optimizer is not None:
             optimizer.attach(self)
@@ -76,6 +78,7 @@ class CachedModule(nn.Module):
                 "these rows have no optimizer: pass optimizer=hotrows.optim.SGD(lr=...) to train them, or use "
                 "model.eval() or torch.no_grad() to read them"
             )
+        self._open_loop.close_abandoned()
         return self._forward_pass.pool(lookups, trains)
 
     def _lookups(self, ids: Any) -> list[Lookups]:
@@ -133,8 +136,13 @@ class CachedModule(nn.Module):
 
     # -- whole tables ---------------------------------------------------------------------------------------------
 
+    def close_lookahead_later(self, close: Callable[[], None]) -> None:
+        """`close_lookahead`, from any thread at any time. It takes effect before the next forward pass or `flush`."""
+        self._open_loop.abandon(close)
+
     def flush(self) -> None:
         """Write every changed row back to the store, and raise what is still to be raised for bad ids."""
+        self._open_loop.close_abandoned()
         for scheduler in self.schedulers:
             scheduler.flush()
         for scheduler in self.schedulers:

@@ -18,6 +18,7 @@ from hotrows.cache.transfer import BlockTransmitter, Transfer, ZeroCopy
 from hotrows.loop.scheduler import Scheduler
 from hotrows.nn.table_set import TableSet
 from hotrows.optim import RowOptimizer, check_optimizer
+from hotrows.runtime.exclusive import Exclusive
 from hotrows.stores import RecordLayout, Store, StoreSettings, choose_store, in_host_memory, needs_cache
 from hotrows.stores.init import check_init
 from hotrows.stores.memory_checks import available_host_memory, available_memory, readable, require_memory
@@ -157,6 +158,7 @@ def make_set(
     seed: int,
     row_order: RowOrder | None = None,
     transfer: Transfer | None = None,
+    exclusive: Exclusive | None = None,
 ) -> TableSet:
     """Open the store of tables of one dim, put a cache in front of it, and a scheduler on top."""
     settings = choose_store(store)
@@ -168,7 +170,7 @@ def make_set(
     else:
         rows = settings.open(tables, layout, device, seed, None)
         cache = RowCache(rows, IdentityPlanner(rows.num_rows), device)
-    return TableSet(tables, Scheduler(cache, RowUpdater(cache, optimizer)))
+    return TableSet(tables, Scheduler(cache, RowUpdater(cache, optimizer), exclusive))
 
 
 def _make_planner(

@@ -1,6 +1,8 @@
 """The forward pass of the embedding modules: find the ticket of the batch, wait for its rows, and pool them."""
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,7 +17,7 @@ from hotrows.nn.autograd import PooledRows
 from hotrows.nn.lookups import Lookups
 from hotrows.nn.table_set import TableSet
 from hotrows.runtime.cuda_private import run_first_in_backward
-from hotrows.runtime.defer_sigint import defer_sigint
+from hotrows.runtime.exclusive import Exclusive
 from hotrows.runtime.streams import use_device
 
 logger = logging.getLogger("hotrows")
@@ -30,10 +32,12 @@ class ForwardPass:
         current: the tickets of the batch whose iteration it is in `hotrows.lookahead`, one for each table set.
     """
 
-    def __init__(self, sets: Sequence[TableSet], mode: str, device: torch.device) -> None:
+    def __init__(self, sets: Sequence[TableSet], mode: str, device: torch.device, exclusive: Exclusive) -> None:
         self._sets = sets
         self._mode = mode
         self._device = device
+        self._exclusive = exclusive
+        self._trainer: int | None = None  # the thread of the last training forward pass
         self.current: list[BatchTicket] | None = None
         self._captured: CapturedParts | None = None
         self._captured_ids: list[Tensor] = []
@@ -69,12 +73,14 @@ class ForwardPass:
         """
         if self._captured is not None:
             return self._pool_captured(self._captured, lookups, trains)
-        tickets = self.current
-        if tickets is not None and not _match(tickets, lookups):
-            tickets = None
+        with self._exclusive, use_device(self._device):
             if trains:
-                self._warn_of_other_ids()
-        with use_device(self._device):
+                self._check_thread()
+            tickets = self.current
+            if tickets is not None and not _match(tickets, lookups):
+                tickets = None
+                if trains:
+                    self._warn_of_other_ids()
             return [
                 self._pool(tables, part, None if tickets is None else tickets[i], trains)
                 for i, (tables, part) in enumerate(zip(self._sets, lookups, strict=True))
@@ -104,18 +110,29 @@ class ForwardPass:
 
     def _pool(self, tables: TableSet, lookups: Lookups, current: BatchTicket | None, trains: bool) -> Tensor:
         scheduler, updates = tables.scheduler, tables.accumulation if trains else None
-        with defer_sigint():
-            ticket = self._planned(scheduler, lookups, current, trains)
-            try:
-                scheduler.acquire(ticket)
-                anchor = tables.accumulation.anchor if trains else tables.accumulation.anchor.detach()
-                pooled: Tensor = PooledRows.apply(  # type: ignore[no-untyped-call]
-                    anchor, lookups.weights, scheduler, ticket, lookups.offsets, self._mode, updates
+        ticket = self._planned(scheduler, lookups, current, trains)
+        try:
+            scheduler.acquire(ticket)
+            anchor = tables.anchor if trains else tables.anchor.detach()
+            pooled: Tensor = PooledRows.apply(  # type: ignore[no-untyped-call]
+                anchor, lookups.weights, scheduler, ticket, lookups.offsets, self._mode, updates
+            )
+            scheduler.note_use(ticket)
+            return pooled
+        finally:
+            scheduler.release(ticket)
+
+    def _check_thread(self) -> None:
+        """Raise if another thread is in the middle of a training step, or of a lookahead loop."""
+        thread = threading.get_ident()
+        if self._trainer != thread:
+            is_busy = self.current is not None or any(tables.accumulation.has_open_passes for tables in self._sets)
+            if self._trainer is not None and is_busy:
+                raise RuntimeError(
+                    "two threads train these bags at the same time, which has no defined result: train in one thread, "
+                    "and only read (torch.no_grad()) in others"
                 )
-                scheduler.note_use(ticket)
-                return pooled
-            finally:
-                scheduler.release(ticket)
+            self._trainer = thread
 
     def _planned(
         self, scheduler: Scheduler, lookups: Lookups, current: BatchTicket | None, trains: bool
@@ -162,6 +179,15 @@ class OpenLoop:
 
     def __init__(self) -> None:
         self._close: Callable[[], None] | None = None
+        self._abandoned: deque[Callable[[], None]] = deque()
+
+    def abandon(self, close: Callable[[], None]) -> None:
+        """A loop was collected in another thread, which must not wait for the thread that uses the module."""
+        self._abandoned.append(close)
+
+    def close_abandoned(self) -> None:
+        while self._abandoned:
+            self.close(self._abandoned.popleft())
 
     def open(self, close: Callable[[], None]) -> None:
         """A loop begins; `close` ends it."""

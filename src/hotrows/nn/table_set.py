@@ -9,9 +9,8 @@ from torch import Tensor
 from hotrows.cache.row_cache import RowCache
 from hotrows.loop.preload import pin
 from hotrows.loop.scheduler import Scheduler
-from hotrows.nn.accumulation import GradientAccumulation
+from hotrows.nn.accumulation import GradientAccumulation, make_anchor
 from hotrows.nn.lookups import on_device
-from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.stores import Store
 from hotrows.stores.memory_checks import available_host_memory, require_memory
 from hotrows.stores.record import WEIGHT
@@ -28,6 +27,7 @@ class TableSet:
         self.scheduler = scheduler
         self.cache: RowCache = scheduler.cache
         self.accumulation = GradientAccumulation(scheduler)
+        self.anchor = make_anchor(self.accumulation, scheduler.device)
         self.first_row = {}
         row = 0
         for table in tables:
@@ -72,9 +72,10 @@ class TableSet:
         """How many rows of each table are in the cache."""
         if self.cache.holds_all_rows:
             return {table.name: table.num_rows for table in self.tables}
-        self.scheduler.streams.wait_for_moves()
         cached = torch.zeros(self.cache.store.num_rows, dtype=torch.bool, device="cpu")
-        cached[self.cache.cached_rows()] = True
+        with self.scheduler.exclusive:
+            self.scheduler.streams.wait_for_moves()
+            cached[self.cache.cached_rows()] = True
         return {
             table.name: sum(int(cached[rows].sum()) for _, rows in self._chunks(table, 0, table.num_rows))
             for table in self.tables
@@ -84,8 +85,9 @@ class TableSet:
 
     def weight(self, table: Table) -> Tensor:
         """A copy of a table's weights on the host, float32 [num_rows, dim]."""
-        self.scheduler.flush()
-        return self.part(table, WEIGHT)
+        with self.scheduler.exclusive:
+            self.scheduler.flush()
+            return self.part(table, WEIGHT)
 
     def load_weight(self, table: Table, weight: Tensor) -> None:
         """Set all weights of a table."""
@@ -99,9 +101,10 @@ class TableSet:
 
     def state(self, table: Table) -> dict[str, Tensor]:
         """A copy of a table's optimizer state on the host: "step", and each field of the state."""
-        self.scheduler.flush()
-        fields = {field.name: self.part(table, field.name) for field in self.cache.store.layout.state}
-        return {"step": torch.tensor(float(self.scheduler.updater.steps)), **fields}
+        with self.scheduler.exclusive:
+            self.scheduler.flush()
+            fields = {field.name: self.part(table, field.name) for field in self.cache.store.layout.state}
+            return {"step": torch.tensor(float(self.scheduler.updater.steps)), **fields}
 
     def load_state(self, table: Table, state: Mapping[str, Tensor]) -> None:
         """Set what `state` returns."""
@@ -116,7 +119,7 @@ class TableSet:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """The store is written inside. However that ends, the cache then has what the store has."""
-        with defer_sigint():
+        with self.scheduler.exclusive:
             self.scheduler.flush()
             try:
                 yield

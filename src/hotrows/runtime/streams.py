@@ -5,6 +5,7 @@ a CUDA event. On the CPU a work stream is a worker thread and an event a flag. T
 stream, or the calling thread) trains. Events have the methods of `torch.cuda.Event`: query, wait, synchronize.
 """
 
+import os
 import queue
 import threading
 import weakref
@@ -217,12 +218,18 @@ class ThreadStream:
     """
 
     def __init__(self, name: str) -> None:
+        self._process = os.getpid()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
         thread.start()
         weakref.finalize(self, _end, self._jobs, thread)
 
     def submit(self, work: Callable[[], None], after: Iterable[Event] = (), replays_graph: bool = False) -> Event:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this process was forked from the one that made the bags, and their threads did not come along: start "
+                "processes with multiprocessing.get_context('spawn'), or make the bags in this process"
+            )
         event = ThreadEvent()
         self._jobs.put((work, tuple(after), event))
         return event

@@ -50,7 +50,10 @@ pytestmark = pytest.mark.timeout(600 + 30 * NUM_CASES)
 def device(device: torch.device) -> Iterator[torch.device]:
     if device.type == "cpu" and torch.cuda.is_available():
         pytest.skip("kernels run on the GPU of this machine, not in the interpreter")
-    with fast_interpreter() if device.type == "cpu" else contextlib.nullcontext():
+    if device.type == "cuda":
+        yield torch.device("cuda", torch.cuda.current_device())
+        return
+    with fast_interpreter():
         yield device
 
 
