@@ -3,7 +3,6 @@
 import json
 import logging
 import platform
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -18,16 +17,15 @@ from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.schema import DataSet, Schema
 from hotrows.models import make_model
 from hotrows.optim import make_optimizer
-from hotrows.stores.memory_checks import available_host_memory, readable, require_memory
 from hotrows.strategies import DataKnowledge, Strategy, make_strategy
 from hotrows.table import Table
 from hotrows.train.config import OptimizerConfig, RunConfig
 from hotrows.train.observers import MetricsFile, ProgressBar, TensorBoard
 from hotrows.train.precision import computing_in, set_matmul_precision
+from hotrows.train.save import MODEL_FILE, check_room, save_model, write_json
+from hotrows.train.termination import sigterm_interrupts
 from hotrows.train.timeline import Timeline
 from hotrows.train.trainer import DENSE, Observer, Outcome, Parts, Trainer, evaluate
-
-MODEL_FILE = "model.pt"
 
 logger = logging.getLogger("hotrows")
 
@@ -53,24 +51,29 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
         raise ValueError(f"train.precision is {config.train.precision!r}, which is for CUDA: use fp32 on a CPU")
     data = open_dataset(config.data)
     strategy = strategy_of(config, DataKnowledge(data))
-    directory = _make_directory(config)
+    directory = _choose_directory(config)
     parts = build(config, data.schema, device, strategy)
-    _write(directory / "config.json", config.to_json())
-    _write(directory / "environment.json", environment(device))
+    directory.mkdir(parents=True, exist_ok=True)
+    if config.save:
+        check_room(directory, parts)
+    write_json(directory / "config.json", config.to_json())
+    write_json(directory / "environment.json", environment(device))
     timeline = Timeline(keep=trace)
     for scheduler in parts.bags.schedulers:
         timeline.watch(scheduler.streams)
     observers: list[Observer] = [MetricsFile(directory / "metrics.jsonl"), TensorBoard(directory / "tensorboard")]
     if progress:
         observers.append(ProgressBar())
-    outcome = Trainer(config, data, parts, strategy, observers, timeline).train()
+    trainer = Trainer(config, data, parts, strategy, observers, timeline)
+    if config.save:
+        trainer.after_training = lambda: save_model(directory, parts)
+    with sigterm_interrupts():
+        outcome = trainer.train()
     summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
-    _write(directory / "summary.json", summary)
-    _write(directory / "cache.json", cache_contents(parts))
+    write_json(directory / "summary.json", summary)
+    write_json(directory / "cache.json", cache_contents(parts))
     if trace:
         timeline.write(directory / "trace.json")
-    if config.save:
-        save_model(directory, parts)
     from hotrows.report import write_report
 
     write_report(directory)
@@ -144,27 +147,6 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     loader = dataset.loader(split, config.train.eval_batch_size)
     result = evaluate(parts, loader, computing_in(config.train.precision, device))
     return {"model": config.model.name, "data": dataset.name, split: result}
-
-
-def save_model(directory: Path, parts: Parts) -> None:
-    """Write everything that `evaluate_run` needs into the run directory."""
-    num_bytes = sum(cache.store.num_rows * cache.dim * 4 for cache in parts.bags.caches)
-    require_memory("a copy of the model", num_bytes, available_host_memory(), "host memory", "train with save = false")
-    free = shutil.disk_usage(directory).free
-    if num_bytes > free:
-        raise ValueError(
-            f"the model takes {readable(num_bytes)} and {directory} has {readable(free)} free: set save = false"
-        )
-    torch.save(
-        {
-            "model": parts.model.state_dict(),
-            "bags": {name: weight.contiguous() for name, weight in parts.bags.state_dict().items()},
-            "tables": {table.name: table.num_rows for table in parts.bags.tables},
-            "columns": list(parts.bags.features),
-            "num_dense": parts.model.num_dense,
-        },
-        directory / MODEL_FILE,
-    )
 
 
 def summarize(config: RunConfig, parts: Parts, outcome: Outcome) -> dict[str, Any]:
@@ -255,16 +237,11 @@ def _device_memory(parts: Parts) -> int:
     return sum(cache.device_bytes for cache in parts.bags.caches) + sum(p.nbytes for p in parts.model.parameters())
 
 
-def _make_directory(config: RunConfig) -> Path:
+def _choose_directory(config: RunConfig) -> Path:
     directory = Path(config.out) if config.out else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     if directory.exists() and any(directory.iterdir()):
         raise ValueError(f"{directory} exists and is not empty: choose another --out, or remove it")
-    directory.mkdir(parents=True, exist_ok=True)
     return directory
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _read(path: Path) -> dict[str, Any]:

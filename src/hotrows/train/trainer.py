@@ -17,6 +17,7 @@ from hotrows.dense.optimizer_override import OptimizerOverride
 from hotrows.graphs.capturable_optimizers import CannotCaptureError, make_capturable
 from hotrows.graphs.training_step import graphed
 from hotrows.nn.collection import EmbeddingBagCollection
+from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.strategies import Strategy
 from hotrows.train.config import RunConfig, TrainConfig
 from hotrows.train.metrics import ClickMetrics
@@ -76,6 +77,10 @@ class Trainer:
         strategy: has built `parts.bags`; it decides how batches are read and is called after every evaluation.
         observers: are called while training goes on.
         timeline: measures the time of the stages.
+
+    Attributes:
+        after_training: called when every row is back in the store, before the test split is evaluated. Whatever happens
+            in that evaluation, what was trained can be on disk by then.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class Trainer:
         self._observers = observers
         self._timeline = timeline
         self._log = StepLog(parts.bags, timeline)
+        self.after_training: Callable[[], None] = lambda: None
         # Every step is computed by the same kernels, also if the training step is not captured.
         step = OptimizerOverride(parts.dense_optimizer)(self._step)
         self.graphed = graphed(step, parts.bags, dense_kernels=False) if config.train.graphs else None
@@ -124,12 +130,13 @@ class Trainer:
         valid: dict[str, float] | None = None
         try:
             for batch, ends_epoch in self._epochs(loader):
-                with self._timeline.span("train", "train"):
-                    loss = self._run_step(batch)
-                    for schedule in schedules if step < changing else ():
-                        schedule.step()
-                step += 1
-                self._log.add(loss, batch.label.shape[0])
+                with defer_sigint():  # Ctrl-C comes between two steps, never between rows and the dense part
+                    with self._timeline.span("train", "train"):
+                        loss = self._run_step(batch)
+                        for schedule in schedules if step < changing else ():
+                            schedule.step()
+                    step += 1
+                    self._log.add(loss, batch.label.shape[0])
                 last = step == num_steps
                 if step % config.log_every == 0 or last:
                     self._notify(self._log.flush(step, time.perf_counter() - start - evaluating))
@@ -143,7 +150,12 @@ class Trainer:
             interrupted = True
         self._parts.bags.flush()
         seconds = time.perf_counter() - start - evaluating
-        test = None if interrupted else self.evaluate("test", step)
+        self.after_training()
+        test = None
+        try:
+            test = None if interrupted else self.evaluate("test", step)
+        except KeyboardInterrupt:
+            interrupted = True
         return Outcome(step, seconds, self._log.samples, self._log.mean_loss(), valid, test, interrupted)
 
     def evaluate(self, split: str, step: int) -> dict[str, float] | None:

@@ -1,0 +1,73 @@
+"""What a run leaves on disk: each file is whole, or it is not there."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotrows.runtime.defer_sigint import defer_sigint
+from hotrows.stores.memory_checks import available_host_memory, readable, require_memory
+from hotrows.train.trainer import Parts
+
+MODEL_FILE = "model.pt"
+SLACK_BYTES = 1 << 20  # for what torch.save adds to the tensors
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Write to the path that is given inside. The file gets its own name when the block has ended without an error."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        yield part
+        with part.open("rb+") as written:
+            os.fsync(written.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    with whole_file(path) as part:
+        part.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def check_room(directory: Path, parts: Parts) -> None:
+    """Raise before training if the model could not be saved after it."""
+    num_bytes = _model_bytes(parts)
+    require_memory("a copy of the rows", _row_bytes(parts), available_host_memory(), "host memory", "set save = false")
+    free = shutil.disk_usage(directory).free
+    if num_bytes > free:
+        raise ValueError(
+            f"the model takes {readable(num_bytes)} and {directory} has {readable(free)} free: set save = false, or "
+            f"choose another --out"
+        )
+
+
+def save_model(directory: Path, parts: Parts) -> None:
+    """Write everything that `evaluate_run` needs into the run directory."""
+    check_room(directory, parts)
+    with defer_sigint(), whole_file(directory / MODEL_FILE) as part:
+        torch.save(
+            {
+                "model": parts.model.state_dict(),
+                "bags": {name: weight.contiguous() for name, weight in parts.bags.state_dict().items()},
+                "tables": {table.name: table.num_rows for table in parts.bags.tables},
+                "columns": list(parts.bags.features),
+                "num_dense": parts.model.num_dense,
+            },
+            part,
+        )
+
+
+def _row_bytes(parts: Parts) -> int:
+    return sum(int(cache.store.num_rows * cache.dim * 4) for cache in parts.bags.caches)
+
+
+def _model_bytes(parts: Parts) -> int:
+    dense = sum(int(tensor.nbytes) for tensor in parts.model.state_dict().values())
+    return _row_bytes(parts) + dense + SLACK_BYTES
