@@ -15,6 +15,7 @@ from hotrows.loop.window import BatchWindow
 from hotrows.runtime.exclusive import Exclusive
 
 B = TypeVar("B")
+_NO_IDS = object()  # of a batch that is not announced
 
 
 class LookaheadModule(Protocol):
@@ -104,12 +105,10 @@ def _run(batches: Iterator[B], bags: LookaheadModule, depth: int, window: int, i
     try:
         loop.open(depth, window)
         while True:
-            loop.read_up_to(window)
-            found = loop.next()
+            found = loop.iterate(loop.read(window))
             if found is None:
                 return
             yield found[0]
-            loop.finish()
     finally:
         with suppress(ReferenceError):  # if all of it is collected as one cycle, there is nothing left to close
             # A generator may be collected in any thread, also in one that the thread of the loop waits for.
@@ -139,52 +138,66 @@ class _Loop(Generic[B]):
                 scheduler.announcements.open_loop(depth, window)
             self._bags.open_lookahead(self.close)
 
-    def read_up_to(self, window: int) -> None:
-        """Read and announce batches until `window` of them are known."""
-        while len(self._read) < window and not self._is_exhausted:
+    def read(self, window: int) -> list[tuple[B, Any]]:
+        """Read further batches, until `window` of them are known, and pick the ids of each."""
+        found: list[tuple[B, Any]] = []
+        while len(self._read) + len(found) < window and not self._is_exhausted:
             try:
                 batch = next(self._batches)
-                self._announce(batch)
+                found.append((batch, self._ids(batch) if self._announces else _NO_IDS))
             except StopIteration:
                 self._is_exhausted = True
-            except Exception as error:  # raised in its own iteration, so that the batches before it train
-                self._failure, self._is_exhausted = error, True
+            except Exception as error:
+                self._fail(error)
+        return found
 
-    def _announce(self, batch: B) -> None:
-        """Announce a batch, and keep it until its iteration."""
-        tickets: list[BatchTicket] = []
-        is_announced = not self._is_closed and self._bags.training
-        ids = self._ids(batch) if is_announced else None
+    def iterate(self, further: list[tuple[B, Any]]) -> tuple[B, list[BatchTicket]] | None:
+        """End the current iteration, announce further batches, and begin the next iteration. None behind the last."""
         with self._bags.exclusive:
-            if is_announced:
-                tickets = self._bags.announce(ids)
-                for window, ticket in zip(self._windows, tickets, strict=True):
-                    window.announce(ticket)
-            self._read.append((batch, tickets))
+            self._finish()
+            for batch, ids in further:
+                try:
+                    self._read.append((batch, self._announce(ids)))
+                except Exception as error:
+                    self._fail(error)
+                    break  # the batches behind it do not come
+            return self._begin()
 
-    def next(self) -> tuple[B, list[BatchTicket]] | None:
-        """Begin the next iteration: its batch, with the rows on the device or on their way. None behind the last."""
+    @property
+    def _announces(self) -> bool:
+        return not self._is_closed and self._bags.training
+
+    def _fail(self, error: Exception) -> None:
+        """Raise this error in the iteration of its batch, so that the batches before it train."""
+        self._failure, self._is_exhausted = error, True
+
+    def _announce(self, ids: Any) -> list[BatchTicket]:
+        if ids is _NO_IDS or not self._announces:
+            return []
+        tickets = self._bags.announce(ids)
+        for window, ticket in zip(self._windows, tickets, strict=True):
+            window.announce(ticket)
+        return tickets
+
+    def _begin(self) -> tuple[B, list[BatchTicket]] | None:
+        """The next batch, with its rows on the device or on their way."""
         if not self._read:
             if self._failure is not None:
                 raise self._failure
             return None
-        with self._bags.exclusive:
-            batch, tickets = self._read.popleft()
-            if (
-                tickets and not self._is_closed
-            ):  # after the loop was closed, batches are planned when they are looked up
-                for window in self._windows:
-                    window.next().check_ids()
-                self._bags.set_current(tickets)
-            return batch, tickets
+        batch, tickets = self._read.popleft()
+        if tickets and not self._is_closed:  # after the loop was closed, batches are planned when they are looked up
+            for window in self._windows:
+                window.next().check_ids()
+            self._bags.set_current(tickets)
+        return batch, tickets
 
-    def finish(self) -> None:
-        """End the iteration."""
-        with self._bags.exclusive:
-            if not self._is_closed:
-                self._bags.set_current(None)
-                for window in self._windows:
-                    window.finish()
+    def _finish(self) -> None:
+        """End the iteration of the current batch, if there is one."""
+        if not self._is_closed:
+            self._bags.set_current(None)
+            for window in self._windows:
+                window.finish()
 
     def close(self) -> None:
         """End the loop."""

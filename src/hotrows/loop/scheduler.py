@@ -77,10 +77,8 @@ class Scheduler:
             return "the host waits for the device to move rows"
         if self.cache.numbering is not None:
             return "the store has the rows in an order of its own"
-        if self.stale_reads is not None:
-            return (
-                "rows are read early, when they are fetched"  # a captured step has no waits between reads and updates
-            )
+        if self.stale_reads is not None:  # a captured step has no waits between reads and updates
+            return "rows are read early, when they are fetched"
         return self.cache.planner.reason_without_kernels()
 
     def plan_ahead(self, ticket: BatchTicket, soon: bool = False) -> list[BatchTicket]:

@@ -9,10 +9,12 @@ nested, and the outermost one counts. Other threads never run signal handlers, s
 # `signal` wraps these calls in conversions to enums, which take ten times as long as the calls themselves.
 import _signal  # type: ignore[import-not-found]
 import threading
+from threading import get_ident
 from types import FrameType, TracebackType
 from typing import Any
 
 SIGINT = _signal.SIGINT
+_main = threading.main_thread().ident
 
 
 class _State:
@@ -58,7 +60,7 @@ class _Block:
     """A reentrant context manager. As a class it takes a fraction of the time of a generator."""
 
     def __enter__(self) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
+        if get_ident() == _main:
             if _State.depth == 0:
                 _install()
             _State.depth += 1
@@ -66,7 +68,7 @@ class _Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
+        if get_ident() == _main:
             _State.depth -= 1
             if _State.depth == 0:
                 _uninstall()
