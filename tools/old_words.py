@@ -160,6 +160,7 @@ WORDS: tuple[Word, ...] = (
             Allowed(r"[Tt]hird(-|_| )part(y|ies)", "third-party software"),
             Allowed(r"\bmembers?\b", "a member of an archive, or of a set",
                     ("benchmarks/peers/*", "src/hotrows/profile/*", "src/hotrows/ops/plan/kernel_sets.py")),
+            Allowed(r"\bmembers?\b", "the members of a gzip file", DATA),
         ),
     ),
     Word(

@@ -28,6 +28,9 @@ class Jagged:
     weights: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name, given in (("values", self.values), ("lengths", self.lengths), ("weights", self.weights)):
+            if not isinstance(given, Tensor) and not (name == "weights" and given is None):
+                raise ValueError(f"Jagged: {name} are a {type(given).__name__}, give a tensor")
         if self.values.dim() != 1 or self.values.dtype not in _INTEGER:
             raise ValueError(
                 f"Jagged: values are {self.values.dtype} {list(self.values.shape)}, give int64 (or int32) [N]"

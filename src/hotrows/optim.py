@@ -7,8 +7,11 @@ reason gradients of rows cannot be clipped, and a `GradScaler` would scale the u
 which needs no scaler.
 """
 
+import inspect
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from typing import Any, Protocol, overload
 
 import torch
@@ -71,6 +74,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def attach(self, module: "ModuleWithRows") -> None:
         """Include the state of a module's rows in `state_dict` and `load_state_dict`."""
+        self._attached = [known for known in self._attached if known() is not None]
         self._attached.append(weakref.ref(module))
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,7 +84,15 @@ class RowOptimizer(torch.optim.Optimizer):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for key, kind in (("state", dict), ("param_groups", list)):
+            if not isinstance(state_dict, Mapping) or not isinstance(state_dict.get(key), kind):
+                raise ValueError(f"this is no state of a row optimizer: it has no {kind.__name__} {key!r}")
         tables = {f"{i}.{name}": (module, name) for i, module, name in self._tables()}
+        if len(self.param_groups) != len(state_dict["param_groups"]):
+            raise ValueError(
+                f"the state has {len(state_dict['param_groups'])} parameter groups, this optimizer has "
+                f"{len(self.param_groups)}"
+            )
         if tables.keys() != state_dict["state"].keys():
             raise ValueError(
                 f"the state is of tables {', '.join(state_dict['state'])}, this optimizer's are {', '.join(tables)}"
@@ -109,8 +121,8 @@ class RowOptimizer(torch.optim.Optimizer):
 
 def _check(kind: str, **values: float) -> None:
     for name, value in values.items():
-        if not value >= 0:
-            raise ValueError(f"{kind}: {name} is {value!r}, it must be 0 or more")
+        if not isinstance(value, Real | Tensor) or isinstance(value, bool) or not 0 <= value < math.inf:
+            raise ValueError(f"{kind}: {name} is {value!r}, it must be 0 or more, and finite")
 
 
 class SGD(RowOptimizer):
@@ -174,8 +186,9 @@ class Adam(RowOptimizer):
 
     def __init__(self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         _check("Adam", lr=lr, eps=eps)
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"Adam: betas are {betas!r}, each must be at least 0 and less than 1")
+        pair = tuple(betas) if isinstance(betas, tuple | list) else ()
+        if len(pair) != 2 or not all(isinstance(beta, Real) and 0 <= beta < 1 for beta in pair):
+            raise ValueError(f"Adam: betas are {betas!r}, give two numbers, each at least 0 and less than 1")
         super().__init__(lr=lr, betas=betas, eps=eps)
 
     @property
@@ -204,6 +217,10 @@ def make_optimizer(name: str, **arguments: Any) -> RowOptimizer:
     """A row optimizer from a name in OPTIMIZERS."""
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer is {name!r}: known are {', '.join(sorted(OPTIMIZERS))}")
+    known = list(inspect.signature(OPTIMIZERS[name]).parameters)
+    unknown = [argument for argument in arguments if argument not in known]
+    if unknown:
+        raise ValueError(f"optimizer {name!r} has no {', '.join(unknown)}: it has {', '.join(known)}")
     return OPTIMIZERS[name](**arguments)
 
 

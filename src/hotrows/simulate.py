@@ -13,9 +13,13 @@ from hotrows.cache.planning.protocol import Counts, Placement
 from hotrows.cache.policies import Access, Policy, make_policy
 from hotrows.cache.policies.next_use import WINDOW_LIMIT
 from hotrows.cache.slots import Slots
+from hotrows.errors import BadIdError
 from hotrows.ops.unique import UniqueRows, unique_rows
+from hotrows.stores.memory_checks import available_host_memory, require_memory
+from hotrows.table import whole_number
 
 FAR = 2**31 - 2
+MAX_ROW = 2**63 - 2  # the largest int64 stands for the end of the rows where they are sorted
 
 
 class Simulation(NamedTuple):
@@ -46,28 +50,41 @@ def simulate(
         batches: int64 tensors of rows, of any shape. They are read lazily, `window` batches ahead.
         policy: a name in `hotrows.POLICIES`, a `Policy`, or "belady": the fewest misses that any policy could have
             if every batch fits the cache. For "belady" the whole trace is read first.
-        capacity: slots of the cache. A batch with more unique rows is counted too.
+        capacity: slots of the cache. A batch with more unique rows is counted too. For the index "set-associative" it
+            must be a multiple of its 16 ways.
         window: how many batches a policy that looks ahead knows, the current one included.
+        index: a name in `hotrows.INDEXES`, or "auto", which is "hash" here. The index "direct" takes 4 bytes per row.
 
     Example::
 
         hotrows.simulate(trace, "lru", capacity=10_000).hit_rate
     """
-    if not isinstance(capacity, int) or capacity < 1:
-        raise ValueError(f"capacity is {capacity!r}, it must be a whole number of rows from 1 up")
-    if not isinstance(window, int) or not 1 <= window <= WINDOW_LIMIT:
-        raise ValueError(f"window is {window!r}, it must be a whole number from 1 to {WINDOW_LIMIT}")
+    capacity = whole_number(capacity, "capacity")
+    window = whole_number(window, "window", least=1, most=WINDOW_LIMIT)
     check_index(index)
     if policy == "belady":
         batches = list(batches)
         policy = Belady(batches)
     chosen = make_policy(policy)
     name = "hash" if index == "auto" else index
-    slots = Slots(INDEXES[name].round_slots(capacity), torch.device("cpu"))
+    rounded = INDEXES[name].round_slots(capacity)
+    if rounded != capacity:
+        raise ValueError(
+            f"capacity is {capacity}, which a cache with the index {name!r} would round up to {rounded}: give "
+            f"capacity={rounded}, or another index"
+        )
+    slots = Slots(capacity, torch.device("cpu"))
     largest = 0
     if name == "direct":
         batches = list(batches)
-        largest = max((int(batch.max()) for batch in batches if batch.numel()), default=0)
+        largest = max((int(batch.max()) for batch in map(_rows, batches) if batch.numel()), default=0)
+        require_memory(
+            f"a direct index of {largest + 1:,} rows",
+            INDEXES[name].num_bytes(largest + 1, capacity),
+            available_host_memory(),
+            "host memory",
+            "use index='hash'",
+        )
     planner = EagerPlanner(slots, make_index(name, largest + 1, slots), chosen)
     counts = [_step(planner, unique, number) for number, unique in _announced(planner, batches, window)]
     table = torch.tensor(counts, dtype=torch.int64).reshape(-1, len(Counts._fields))
@@ -99,8 +116,10 @@ def _rows(batch: Tensor) -> Tensor:
         given = batch.dtype if isinstance(batch, Tensor) else type(batch).__name__
         raise ValueError(f"a batch of the trace is {given}, give int64 tensors of rows")
     rows = batch.flatten().long()
-    if rows.numel() and int(rows.min()) < 0:
-        raise ValueError(f"a batch of the trace has row {int(rows.min())}, rows are 0 or more")
+    if rows.numel():
+        low, high = (int(row) for row in rows.aminmax())
+        if low < 0 or high > MAX_ROW:
+            raise BadIdError(f"a batch of the trace has row {low if low < 0 else high}, rows are 0 to {MAX_ROW}")
     return rows
 
 

@@ -1,7 +1,8 @@
 """The description of one embedding table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from torch import Tensor
 
@@ -33,15 +34,42 @@ class Table:
     init: Init = "uniform"
 
     def __post_init__(self) -> None:
-        if not self.name or "." in self.name:
-            raise ValueError(f"table name {self.name!r}: give a name that is not empty and has no dot in it")
-        if not isinstance(self.num_rows, int) or self.num_rows < 1:
-            raise ValueError(f"table {self.name!r}: num_rows is {self.num_rows!r}, it must be a whole number from 1 up")
-        if self.dim is not None and (not isinstance(self.dim, int) or self.dim < 1):
-            raise ValueError(f"table {self.name!r}: dim is {self.dim!r}, it must be a whole number from 1 up")
-        if isinstance(self.features, str) or (self.features is not None and not self.features):
-            raise ValueError(f"table {self.name!r}: features is {self.features!r}, give a tuple of one or more names")
+        if not isinstance(self.name, str) or not self.name or "." in self.name:
+            raise ValueError(f"table name {self.name!r}: give a text that is not empty and has no dot in it")
+        where = f"table {self.name!r}: "
+        object.__setattr__(self, "num_rows", whole_number(self.num_rows, f"{where}num_rows"))
+        if self.dim is not None:
+            object.__setattr__(self, "dim", whole_number(self.dim, f"{where}dim"))
+        if self.features is not None:
+            if not _are_names(self.features):
+                raise ValueError(f"{where}features is {self.features!r}, give a tuple of one or more names")
+            object.__setattr__(self, "features", tuple(self.features))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         return (self.name,) if self.features is None else tuple(self.features)
+
+
+def whole_number(value: object, name: str, least: int | None = 1, most: int | None = None) -> int:
+    """The Python int of a whole number, which may also be one of NumPy's. Bools and floats are refused.
+
+    Args:
+        name: what the number is for, for the error message.
+        least: the smallest number that is allowed, None for any.
+        most: the largest number that is allowed, None for any.
+    """
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if number is None or (least is not None and number < least) or (most is not None and number > most):
+        allowed = "" if least is None else f" from {least} up" if most is None else f" from {least} to {most}"
+        raise ValueError(f"{name} is {value!r}, it must be a whole number{allowed}")
+    return number
+
+
+def _are_names(features: object) -> bool:
+    """One or more names, and not one text, whose letters Python would take for names."""
+    return (
+        isinstance(features, Sequence)
+        and bool(features)
+        and not isinstance(features, str)
+        and all(isinstance(name, str) and name for name in features)
+    )

@@ -34,5 +34,5 @@ def read_split(out: Path, split: str) -> pa.Table:
 
 
 def read_vocabulary(out: Path, table: str) -> list[tuple[str | None, int, int]]:
-    found = pq.read_table(out / "vocabulary" / f"{table}.parquet")
+    found = pq.read_table(out / describe(out)["vocabularies"][table])
     return [(row["value"], row["id"], row["count"]) for row in found.to_pylist()]

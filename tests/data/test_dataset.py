@@ -147,7 +147,7 @@ def test_what_has_no_checksum_cannot_be_verified(prepared: Path) -> None:
 def test_a_vocabulary_that_is_missing_is_found_on_request(prepared: Path) -> None:
     describe_files(prepared)
     (prepared / "vocabulary/C1.parquet").unlink()
-    with pytest.raises(ValueError, match=r"vocabulary/C1\.parquet: this file cannot be read"):
+    with pytest.raises(ValueError, match=r"vocabulary/C1\.parquet: this file is missing"):
         open_dataset(prepared, verify=True)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,6 +34,10 @@ def with_line(number: int, line: str) -> list[str]:
         (with_line(7, criteo_line(2)), r"log, line 7: label is neither 0 nor 1; expected label 0 or 1"),
         (with_line(3, criteo_line("")), r"log, line 3: label is neither 0 nor 1"),
         (with_line(8, criteo_line(1, {2: "inf"})), r"log, line 8: I2 is infinite"),
+        (
+            with_line(8, criteo_line(1, {2: "-1e39"})),
+            r"log, line 8: I2 is infinite or too large; expected .* 3.4e38 in I2",
+        ),
         ([GOOD[0], "", *with_line(5, criteo_line(2))], r"log, line 7: label is neither"),
         ([line.replace("\t", ",") for line in GOOD], r"log, line 1: no '\\t' in .*; expected label, 13 integers"),
         ([""], r"log, line 1: the first line is empty"),
@@ -107,6 +112,57 @@ def test_missing_column_and_wrong_delimiter_of_a_header(tmp_path: Path) -> None:
     lines[5] = lines[5].replace(",141021", ",14-102", 1)
     with pytest.raises(BadInputError, match="line 6: hour is not YYMMDDHH"):
         prepare("avazu", write_lines(log, lines), tmp_path / "out")
+
+
+def test_fractions_are_numbers_and_nan_is_missing(tmp_path: Path) -> None:
+    lines = [*GOOD, criteo_line(0, {1: "3.5"}), criteo_line(0, {1: "NaN"}), criteo_line(0, {1: "3.4e38"})]
+    prepare("criteo", write_lines(tmp_path / "log", lines), tmp_path / "out", valid=0, test=0)
+    found = read_split(tmp_path / "out", "train")["I1"].to_pylist()
+    assert found[10:] == pytest.approx([math.log(4.5), 0, math.log(3.4e38)])
+
+
+@pytest.mark.parametrize(
+    ("hour", "exists"),
+    [
+        ("14102129", False), ("14102124", False), ("14102123", True), ("14023101", False), ("14022901", False),
+        ("16022901", True), ("14043100", False), ("14123100", True),
+    ],
+)  # fmt: skip
+def test_hours_of_impossible_dates(hour: str, exists: bool, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    write_avazu_log(log, 20)
+    lines = log.read_text().splitlines()
+    fields = lines[5].split(",")
+    fields[lines[0].split(",").index("hour")] = hour
+    lines[5] = ",".join(fields)
+    write_lines(log, lines)
+    if exists:
+        assert prepare("avazu", log, tmp_path / "out").num_rows == 20
+        return
+    with pytest.raises(BadInputError, match=r"log\.csv, line 6: hour is not YYMMDDHH"):
+        prepare("avazu", log, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("times", "time", "exists"),
+    [
+        (["2024-02-01 10:00:00", "2024-02-02 10:00:00"], time, exists)
+        for time, exists in [
+            ("2024-02-31 10:00:00", False), ("2024-02-29", True), ("2023-02-29", False), ("1900-02-29", False),
+            ("2000-02-29T23:59:59.5Z", True), ("2024-02-03 29:00:00", False), ("2024-13-01", False), ("nan", False),
+            ("soon", False), ("", False), ("2024-02-03 10:00+02:00", True),
+        ]
+    ]
+    + [(["1", "2.5"], time, exists) for time, exists in [("3.5", True), ("inf", False), ("NaN", False), ("", False)]],
+)  # fmt: skip
+def test_impossible_times_of_a_table(times: list[str], time: str, exists: bool, tmp_path: Path) -> None:
+    (tmp_path / "clicks.toml").write_text('label = "y"\ncategorical = ["c"]\ntime = "t"\n')
+    log = write_lines(tmp_path / "log.csv", ["y,c,t", *(f"1,a,{each}" for each in [*times, time])])
+    if exists:
+        assert prepare("table", log, tmp_path / "out", config=tmp_path / "clicks.toml").num_rows == 3
+        return
+    with pytest.raises(BadInputError, match=r"log\.csv, line 4: no t, or no possible time; expected a time in t"):
+        prepare("table", log, tmp_path / "out", config=tmp_path / "clicks.toml")
 
 
 def test_unknown_behavior(tmp_path: Path) -> None:

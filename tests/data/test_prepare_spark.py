@@ -1,5 +1,7 @@
 """The same expressions make the same data set on Spark as on DuckDB, and the same errors for bad lines."""
 
+import gzip
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from hotrows.data.dataset import open_dataset
 from hotrows.data.prepare import BadInputError, PrepareReport, prepare
 from hotrows.data.sample import write_avazu_log, write_criteo_log, write_taobao_log
 
@@ -52,6 +55,9 @@ def prepare_on_both(kind: str, log: Path, **options: Any) -> tuple[Path, Prepare
     for split in ("train", "valid", "test"):
         found = {engine: read_split(out, split) for engine, out in outs.items()}
         assert found["spark"].to_pylist() == found["duckdb"].to_pylist()
+        assert sum(len(batch.label) for batch in open_dataset(outs["spark"], verify=True).loader(split, 32)) == len(
+            found["duckdb"]
+        )
     assert len({codec(out / "train" / "part-00000.parquet") for out in outs.values()}) == 1
     return outs["duckdb"], reports["duckdb"]
 
@@ -89,6 +95,42 @@ def test_table_out_of_order(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.csv", ["x,y,t,c,d", *rows])
     out, _ = prepare_on_both("table", log, config=config, min_count=4, valid=0.2, test=0.2)
     assert {value for value, _, _ in read_vocabulary(out, "c")} > {None, "v,1"}
+
+
+def test_columns_of_any_name(tmp_path: Path) -> None:
+    names = ["../../evil", "a/b", "user.id", "q'u`o", "weight", "value_0", "id", "count", "_c0", "a;b{c}(d)=", "é"]
+    config = tmp_path / "clicks.toml"
+    config.write_text(f'label = "label"\ncategorical = {json.dumps(names)}\n', encoding="utf-8")
+    rows = [",".join(f"v{(row + column) % 4}" for column in range(len(names))) for row in range(40)]
+    lines = [",".join(["", *names, "row", "label"]), *(f"{row},{text},0,{row % 2}" for row, text in enumerate(rows))]
+    out, _ = prepare_on_both("table", write_lines(tmp_path / "log.csv", lines), config=config)
+    assert read_split(out, "train").column_names == ["label", *names]
+
+
+def test_damaged_gzip_is_named(tmp_path: Path) -> None:
+    data = gzip.compress("".join(criteo_line(0, {1: row}) + "\n" for row in range(300)).encode(), mtime=0)
+    log = tmp_path / "log.gz"
+    for damaged in (data[:-7] + bytes([data[-7] ^ 4]) + data[-6:], data + b"garbage"):
+        log.write_bytes(damaged)
+        for engine in ("duckdb", "spark"):
+            with pytest.raises(BadInputError, match=r"gzip member 1.*copy or download"):
+                prepare("criteo", log, tmp_path / "out", engine=engine)
+
+
+def test_values_that_are_no_numbers_and_no_times(tmp_path: Path) -> None:
+    config = tmp_path / "clicks.toml"
+    config.write_text('label = "y"\ncategorical = ["c"]\ndense = ["x"]\ntime = "t"\n')
+    good = [f"{row % 2},a,{row},2024-02-{row + 10}" for row in range(20)]
+    for bad in ("1,a,inf,2024-02-10", "1,a,1e39,2024-02-10", "1,a,1,2024-02-31", "1,a,1,2024-02-10 29:00"):
+        log = write_lines(tmp_path / "log.csv", ["y,c,x,t", *good[:4], bad, *good[4:]])
+        words = []
+        for engine in ("duckdb", "spark"):
+            with pytest.raises(BadInputError, match=r"log\.csv, line 6: ") as error:
+                prepare("table", log, tmp_path / "out", config=config, engine=engine)
+            words.append(str(error.value))
+        assert words[0] == words[1]
+    lines = ["y,c,x,t", *good[:4], "1,a,nan,2024-02-29 23:00", "1,a,NaN,2024-02-29", "1,a,2.5,2024-02-29", *good[4:]]
+    prepare_on_both("table", write_lines(tmp_path / "log.csv", lines), config=config)
 
 
 def test_taobao_at_random(tmp_path: Path) -> None:

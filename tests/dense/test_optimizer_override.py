@@ -15,7 +15,7 @@ from hotrows.dense import dense_optimizer
 from hotrows.dense import optimizer_override as module
 from hotrows.dense.optimizer_override import OptimizerOverride
 from hotrows.runtime import cuda_private
-from hotrows.train.trainer import DENSE
+from hotrows.train.optimizers import DENSE
 from tests.train.test_run import train
 
 SHAPES = [(3, 5), (7,), (40, 30), (1,)]

@@ -5,6 +5,8 @@ import torch
 
 import hotrows
 from hotrows import Jagged, Table
+from hotrows.nn.lookups import BAD_ID, rows_of
+from hotrows.ops.rows import NO_ROW
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -207,3 +209,13 @@ def test_auto_says_which_index_it_chose(caplog: pytest.LogCaptureFixture) -> Non
     assert "index auto: direct" in caplog.text
     big = hotrows.EmbeddingBag(1_000_000, 1, cache=10)
     assert big.index == "hash"
+
+
+def test_a_batch_with_a_bad_id_has_no_rows_at_all() -> None:
+    """On a GPU the batch is planned and trained before the host knows, so its good ids must not be updated either."""
+    first_row, num_rows = torch.zeros(1, dtype=torch.int64), torch.tensor([10])
+    checked = rows_of(torch.tensor([3, 10, 4]), first_row, num_rows)
+    assert checked.rows.tolist() == [NO_ROW] * 3
+    assert checked.bad is not None
+    assert checked.bad.tolist() == [BAD_ID, 1, 10]
+    assert rows_of(torch.tensor([3, 9, 4]), first_row, num_rows).rows.tolist() == [3, 9, 4]

@@ -65,8 +65,6 @@ class RowCache:
         """Device memory of records, slots, index and transfer. Not what single batches take."""
         return self.records.nbytes + self.planner.device_bytes(self.store.num_rows) + self.transfer.device_bytes
 
-    # -- rows and records -----------------------------------------------------------------------------------------
-
     def find_unique(self, rows: Tensor) -> tuple[UniqueRows, Tensor | None]:
         """The unique rows of a batch by their numbers in the store.
 
@@ -107,8 +105,6 @@ class RowCache:
         rows = self.planner.row_of_slot.cpu()
         return rows[rows >= 0]
 
-    # -- loss of the device memory ----------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Raise if the cache is lost."""
         if self.lost is not None:
@@ -122,8 +118,6 @@ class RowCache:
             "load them into bags with a smaller cache"
         )
         self.planner.clear()
-
-    # -- statistics ---------------------------------------------------------------------------------------------------
 
     def count_plan(self, counts: Counts, placement: Placement, was_rejected: bool) -> None:
         """Add the counts of a plan to the statistics.

@@ -10,6 +10,7 @@ import typer
 from hotrows.cli.errors import reported_plainly
 from hotrows.cli.reproduce import reproduce
 from hotrows.cli.strategy_help import TrainCommand
+from hotrows.cli.verify import verify
 from hotrows.data.prepare_defaults import DEFAULTS
 
 app = typer.Typer(
@@ -59,6 +60,9 @@ def prepare(
     _print_json(as_json, report.to_json())
 
 
+app.command()(verify)
+
+
 @app.command()
 def profile(
     data: Annotated[str, typer.Argument(help="A prepared directory, or synthetic:criteo-kaggle and the like.")],
@@ -75,8 +79,11 @@ def profile(
     from hotrows.data.dataset import open_dataset
     from hotrows.profile import plot, show
     from hotrows.profile import profile as run_profile
+    from hotrows.train.directory import check_directory
 
     with reported_plainly():
+        if out is not None:
+            check_directory(out)
         with Steps() as steps:
             found = run_profile(
                 open_dataset(data), batch_size=batch_size, num_samples=samples, seed=seed, hit_rate=hit_rate,

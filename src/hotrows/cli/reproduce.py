@@ -50,6 +50,7 @@ def reproduce(
     with reported_plainly():
         from hotrows.reproduce.bench import Bench
         from hotrows.reproduce.experiment import choose
+        from hotrows.train.directory import check_directory
 
         if paper not in PAPERS:
             raise ValueError(f"paper is {paper!r}: known are {', '.join(PAPERS)}; --list says what each has")
@@ -58,6 +59,7 @@ def reproduce(
             raise ValueError(f"scale is {scale!r}: known are {', '.join(scales)}")
         if steps is not None and steps < 2:
             raise ValueError(f"steps is {steps}, it must be 2 or more")
+        check_directory(out / paper)
         chosen = choose(PAPERS[paper].experiments, figures or [], paper)
         precision = _choose_precision(precision, device, scale)
         given = {shape: name for shape, name in (("criteo-kaggle", data), ("avazu", avazu)) if name is not None}
@@ -78,7 +80,7 @@ def _choose_precision(precision: str | None, device: str, scale: str) -> str:
     from hotrows.train.run import choose_device
 
     on_gpu = choose_device(device).type == "cuda"
-    chosen = precision or ("tf32" if on_gpu and scale == "full" else "fp32")
+    chosen = ("tf32" if on_gpu and scale == "full" else "fp32") if precision is None else precision
     if chosen not in PRECISIONS or (chosen != "fp32" and not on_gpu):
         allowed = ", ".join(PRECISIONS) if on_gpu else "fp32 on a CPU"
         raise ValueError(f"precision is {chosen!r}: allowed is {allowed}")

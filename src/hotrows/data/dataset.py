@@ -1,33 +1,32 @@
 """Data sets by name: a prepared directory or a synthetic data set."""
 
-import hashlib
-import json
-from collections.abc import Sequence
+import logging
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from hotrows.data.checksums import ADVICE, sha256_of_file
+from hotrows.data.description import DESCRIPTION, check_sizes, read_description
 from hotrows.data.resumable import ResumableLoader
-from hotrows.data.schema import SPLITS, Column, DataSet, Schema
-from hotrows.data.shapes import SHAPES
+from hotrows.data.schema import SPLITS, DataSet, Schema
 from hotrows.data.share import Share
 from hotrows.data.synthetic import PREFIX, open_synthetic
+from hotrows.data.verify import verify as verify_files
 
 if TYPE_CHECKING:
     from hotrows.data.shards import ParquetRowGroup
 
-FORMAT = 1
-DESCRIPTION = "dataset.json"
+logger = logging.getLogger("hotrows")
 
 
 def open_dataset(name: str | Path, *, verify: bool = False) -> DataSet:
     """Open a directory that `hotrows prepare` has written, or a synthetic data set.
 
-    Every shard must exist with the size that was written. `verify` also reads all files of a prepared directory and
-    compares their checksums.
+    Every shard must exist with the size that was written, and what is read of it must have the checksum that was
+    written. `verify` reads all files of a prepared directory first and compares their checksums.
 
     Example::
 
@@ -47,24 +46,16 @@ class PreparedDataSet:
     """
 
     def __init__(self, directory: Path, schema: Schema | None = None, *, verify: bool = False) -> None:
-        described = _read_description(directory)
+        self._description = described = read_description(directory)
         self.directory = directory
-        try:
-            self.name: str = described["name"]
-            own = _read_schema(described["schema"])
-            self._files = {s: [directory / f for f in described["splits"][s]["files"]] for s in SPLITS}
-            self._num_samples = {s: int(described["splits"][s]["num_samples"]) for s in SPLITS}
-            sizes = {directory / name: int(size) for name, size in described.get("sizes", {}).items()}
-            checksums = {directory / name: str(checksum) for name, checksum in described.get("checksums", {}).items()}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{directory / DESCRIPTION} is damaged ({type(error).__name__}: {error}): prepare the data again"
-            ) from error
-        self.schema = own if schema is None else schema
-        shards = [path for paths in self._files.values() for path in paths]
-        _check_sizes(directory, shards, sizes)
+        self.name = described.name
+        self.schema = described.schema if schema is None else schema
+        check_sizes(described)
         if verify:
-            _check_contents(directory, shards, checksums)
+            for damage in verify_files(directory).damaged:
+                raise ValueError(f"{directory / damage.file}: {damage.problem}; {ADVICE}")
+        elif not described.sections:
+            _warn_of_missing_checksums(directory)
         self._row_groups = cache(self._list_row_groups)
 
     def with_schema(self, schema: Schema) -> "PreparedDataSet":
@@ -72,7 +63,7 @@ class PreparedDataSet:
         return PreparedDataSet(self.directory, schema)
 
     def num_samples(self, split: str) -> int:
-        return self._num_samples[_known_split(split)]
+        return self._description.num_samples[_known_split(split)]
 
     def loader(
         self,
@@ -96,8 +87,10 @@ class PreparedDataSet:
     def _list_row_groups(self, split: str) -> "list[ParquetRowGroup]":
         from hotrows.data.shards import list_row_groups
 
-        row_groups = list_row_groups(self._files[split], self.schema)
-        found, expected = sum(row_group.num_rows for row_group in row_groups), self._num_samples[split]
+        described = self._description
+        sections = {self.directory / name: described.sections.get(name, []) for name in described.files[split]}
+        row_groups = list_row_groups(sections, self.schema)
+        found, expected = sum(row_group.num_rows for row_group in row_groups), described.num_samples[split]
         if found != expected:
             raise ValueError(
                 f"{self.directory}: the shards of {split!r} have {found:,} samples, its {DESCRIPTION} says "
@@ -109,8 +102,14 @@ class PreparedDataSet:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        path = self.directory / "vocabulary" / f"{table}.parquet"
+        name = self._description.vocabularies[table]
+        path, expected = self.directory / name, self._description.checksums.get(name)
         try:
+            if expected is not None and (checksum := sha256_of_file(path)) != expected:
+                raise ValueError(
+                    f"{path}: this vocabulary is damaged, its SHA-256 is {checksum}, {DESCRIPTION} says {expected}; "
+                    f"{ADVICE}"
+                )
             vocabulary = pq.read_table(path, columns=["id", "count"])
         except (OSError, pa.ArrowException) as error:
             raise ValueError(f"{path}: this vocabulary cannot be read ({error}); prepare the data again") from error
@@ -121,74 +120,16 @@ class PreparedDataSet:
         return torch.zeros(num_rows, dtype=torch.int64).index_add_(0, ids[known], times[known])
 
 
-def _check_sizes(directory: Path, shards: Sequence[Path], sizes: dict[Path, int]) -> None:
-    missing = [path for path in shards if not path.is_file()]
-    if missing:
-        raise ValueError(
-            f"{directory}: {len(missing)} shard(s) of its {DESCRIPTION} are missing, the first is {missing[0]}; "
-            "prepare the data again, or copy the directory again"
-        )
-    for path in shards:
-        found = path.stat().st_size
-        if found != sizes.get(path, found):
-            raise ValueError(
-                f"{path}: this shard has {found:,} bytes, {DESCRIPTION} says {sizes[path]:,}; "
-                "prepare the data again, or copy the directory again"
-            )
-
-
-def _check_contents(directory: Path, shards: Sequence[Path], checksums: dict[Path, str]) -> None:
-    unknown = [path for path in shards if path not in checksums]
-    if unknown:
-        raise ValueError(f"{directory / DESCRIPTION} has no checksum of {unknown[0]}: the data cannot be verified")
-    for path, expected in checksums.items():
-        try:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise ValueError(f"{path}: this file cannot be read ({error}); copy the directory again") from error
-        if found != expected:
-            raise ValueError(
-                f"{path}: its contents have changed, the SHA-256 is {found}, {DESCRIPTION} says {expected}; "
-                "prepare the data again, or copy the directory again"
-            )
+@cache
+def _warn_of_missing_checksums(directory: Path) -> None:
+    logger.warning(
+        "%s was prepared by an earlier version of hotrows, without checksums of its row groups: damage of its files "
+        "may not be found while they are read; prepare the data again to have them",
+        directory,
+    )
 
 
 def _known_split(split: str) -> str:
     if split not in SPLITS:
         raise ValueError(f"there is no split {split!r}: give one of {', '.join(SPLITS)}")
     return split
-
-
-def _read_description(directory: Path) -> dict[str, Any]:
-    synthetic = ", ".join(PREFIX + name for name in SHAPES)
-    path = directory / DESCRIPTION
-    if not directory.exists():
-        raise ValueError(
-            f"there is no data set {str(directory)!r}: give a directory that `hotrows prepare` has written, "
-            f"or one of {synthetic}"
-        )
-    if not path.is_file():
-        raise ValueError(
-            f"{directory} is not a prepared data set, it has no {DESCRIPTION}: make one with `hotrows prepare`, "
-            f"or use one of {synthetic}"
-        )
-    try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-        number = described["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): prepare the data again") from error
-    if number != FORMAT:
-        raise ValueError(
-            f"{path} is of format {number}, this version of hotrows reads format {FORMAT}: "
-            "update hotrows, or prepare the data again with this version"
-        )
-    return dict(described)
-
-
-def _read_schema(described: dict[str, Any]) -> Schema:
-    columns = (
-        Column(c["name"], int(c["num_ids"]), c.get("table", ""), int(c.get("max_length", 1)))
-        for c in described["categorical"]
-    )
-    return Schema(tuple(described["dense"]), tuple(columns))

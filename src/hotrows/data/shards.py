@@ -1,6 +1,6 @@
 """Parquet shards of a prepared data set: their row groups, and a reader that turns these into blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotrows.data.block import Block, Int32, Int64, RaggedColumn
+from hotrows.data.checksums import Section
 from hotrows.data.schema import Column, Schema
 
 LABEL = "label"
@@ -21,10 +22,13 @@ _GAP = 16  # values between columns: at distances of a power of two, columns wou
 
 @dataclass(frozen=True)
 class ParquetRowGroup:
+    """A row group of a shard. `section` is None if the data set has no checksums."""
+
     path: Path
     number: int
     num_rows: int
     footer: pq.FileMetaData
+    section: Section | None = None
 
 
 @dataclass(frozen=True)
@@ -36,19 +40,26 @@ class Piece:
     stop: int
 
 
-def list_row_groups(paths: Sequence[Path], schema: Schema) -> list[ParquetRowGroup]:
-    """Read the footers, and check that every shard has the columns of the schema."""
+def list_row_groups(shards: Mapping[Path, Sequence[Section]], schema: Schema) -> list[ParquetRowGroup]:
+    """Read the footers, and check that every shard has the columns of the schema.
+
+    Args:
+        shards: the sections of every shard, its footer last; none if the data set has no checksums.
+    """
     row_groups = []
-    for path in paths:
+    for path, sections in shards.items():
         try:
+            if sections:
+                sections[-1].check()
             footer = pq.read_metadata(path)
         except FileNotFoundError:
             raise _missing(path) from None
         except (OSError, pa.ArrowException) as error:
             raise _damaged(path, error) from error
         _check_columns(path, footer.schema.to_arrow_schema(), schema)
+        checks: Sequence[Section | None] = sections[:-1] or [None] * footer.num_row_groups
         row_groups += [
-            ParquetRowGroup(path, i, footer.row_group(i).num_rows, footer) for i in range(footer.num_row_groups)
+            ParquetRowGroup(path, i, footer.row_group(i).num_rows, footer, section) for i, section in enumerate(checks)
         ]
     return row_groups
 
@@ -108,6 +119,8 @@ class BlockReader:
     def _table(self, piece: Piece) -> pa.Table:
         group = piece.group
         try:
+            if group.section is not None:
+                group.section.check()
             with pq.ParquetFile(group.path, metadata=group.footer) as file:
                 # Several threads call this at the same time, so each reads with one thread.
                 table = file.read_row_group(group.number, columns=self._columns, use_threads=False)

@@ -62,8 +62,6 @@ class GraphPlanning:
         for coalesced in list(self._in_request_buffer.values()):
             self.separate(coalesced.tickets[0])
 
-    # -- announcing -------------------------------------------------------------------------------------------------
-
     def announce(self, ids: Tensor, columns: IdColumns, describe: Callable[[list[int]], str]) -> BatchTicket | None:
         """Give a batch a request buffer; None if its shape does not suit the graph, or no buffer is free."""
         scheduler, graph = self._scheduler, self.graph
@@ -144,8 +142,6 @@ class GraphPlanning:
             for ticket in [] if coalesced is None else coalesced.tickets:
                 ticket.error = self._failure
         self._gathering = self._to_announce = None
-
-    # -- planning -----------------------------------------------------------------------------------------------------
 
     def plan(self, ticket: BatchTicket, soon: bool) -> list[BatchTicket]:
         """Plan an announced batch and those it is coalesced with; nothing if their plan buffers are not free.
@@ -242,8 +238,6 @@ class GraphPlanning:
         self._scheduler.announcements.count_later(coalesced)
         self._scheduler.streams.keep_alive_until(coalesced.ids, event)
         coalesced.ids = []
-
-    # -- buffers ------------------------------------------------------------------------------------------------------
 
     def has_plan_buffer(self, ticket: BatchTicket) -> bool:
         """True while a ticket's plan is still in its plan buffer."""

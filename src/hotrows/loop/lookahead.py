@@ -13,6 +13,7 @@ from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket
 from hotrows.loop.window import BatchWindow
 from hotrows.runtime.exclusive import Exclusive
+from hotrows.table import whole_number
 
 B = TypeVar("B")
 _NO_IDS = object()  # of a batch that is not announced
@@ -69,10 +70,8 @@ def lookahead(
             loss = loss_fn(model(batch.dense, bags(batch.ids)), batch.label)
             loss.backward()
     """
-    if not isinstance(depth, int) or depth < 0:
-        raise ValueError(f"depth is {depth!r}, it must be a whole number from 0 up")
-    if not isinstance(window, int) or not 1 <= window <= WINDOW_LIMIT:
-        raise ValueError(f"window is {window!r}, it must be a whole number from 1 to {WINDOW_LIMIT}")
+    depth = whole_number(depth, "depth", 0)
+    window = whole_number(window, "window", 1, WINDOW_LIMIT)
     if not hasattr(bags, "schedulers"):
         raise ValueError(f"bags are a {type(bags).__name__}, give an EmbeddingBagCollection or an EmbeddingBag")
     loop = _run(iter(loader), bags, depth, max(window, min(depth + 3, WINDOW_LIMIT)), ids)

@@ -62,8 +62,6 @@ class Scheduler:
         self._release_later: deque[BatchTicket] = deque()
         self.unwritten: BatchTicket | None = None  # its overflow copies may have been updated and not written back
 
-    # -- planning -----------------------------------------------------------------------------------------------------
-
     @property
     def planning_graph(self) -> "PlanningGraph | None":
         """The planning graph for batches of one shape, once there is one."""
@@ -187,8 +185,6 @@ class Scheduler:
             return True
         return self.in_flight.may_be_full(self.cache.num_pinned)
 
-    # -- resolving readbacks ------------------------------------------------------------------------------------------
-
     def resolve(self, ticket: BatchTicket) -> bool:
         """Read the counts of a plan back, waiting if needed. True if it fits: then its moves are queued."""
         while ticket.state is TicketState.PLANNED:
@@ -267,8 +263,6 @@ class Scheduler:
         ticket.plan = ticket.counts = ticket.counts_readback = ticket.planned = ticket.ready = None
         ticket.plan_buffer = ticket.ahead = None
 
-    # -- moving -----------------------------------------------------------------------------------------------------
-
     def _move(self, ticket: BatchTicket) -> None:
         """Queue the moves of a plan that was made outside the planning graph."""
         assert ticket.planned is not None
@@ -331,8 +325,6 @@ class Scheduler:
         self.cache.stats.stalls += 1
         self.cache.stats.stall_seconds += time.perf_counter() - start
 
-    # -- retaining and releasing --------------------------------------------------------------------------------------
-
     def retain(self, ticket: BatchTicket) -> None:
         ticket.references += 1
 
@@ -367,8 +359,6 @@ class Scheduler:
         if ticket.is_released:
             self.streams.keep_alive_until(ticket, ticket.last_use)
             self.graph_planning.note_use(ticket, ticket.last_use)
-
-    # -- the cache as a whole -----------------------------------------------------------------------------------------
 
     def _complete_plans(self) -> None:
         """Queue the moves of every plan."""

@@ -32,9 +32,8 @@ def values_to_train(scheduler: Scheduler, ticket: BatchTicket) -> tuple[Tensor, 
 
 
 def can_update_in_place(scheduler: Scheduler, ticket: BatchTicket) -> bool:
-    """True if the records that the plan points to still are the current ones."""
-    if ticket.is_released:
-        return False
+    """True if the records that the plan points to still are the current ones. The caller retains the ticket."""
+    assert not ticket.is_released
     assert ticket.plan is not None
     return not ticket.overflows or ticket.plan.plan_number == scheduler.cache.planner.plan_number
 
@@ -77,9 +76,6 @@ def _apply_step(
     updater.take_step(plan, grads)
     scheduler.bad_ids.note_step(batches)
     scheduler.write_back_overflow()
-
-
-# -- stale reads ------------------------------------------------------------------------------------------------------
 
 
 def read_rows_early(scheduler: Scheduler) -> None:

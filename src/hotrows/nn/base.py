@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from hotrows.optim import RowOptimizer
 from hotrows.runtime.exclusive import Exclusive
 from hotrows.stores import Contents, StoreSettings
 from hotrows.stores.row_order import RowOrder
-from hotrows.table import Table
+from hotrows.table import Table, whole_number
 
 
 class CachedModule(nn.Module):
@@ -44,6 +45,9 @@ class CachedModule(nn.Module):
         transfer: Transfer | None = None,
     ) -> None:
         super().__init__()
+        dim = None if dim is None else whole_number(dim, "dim")
+        cache = int(cache) if isinstance(cache, Integral) and not isinstance(cache, bool) else cache
+        seed = whole_number(seed, "seed", least=None)
         self.tables = tuple(tables)
         self.mode = mode
         self.optimizer = optimizer
@@ -78,14 +82,12 @@ class CachedModule(nn.Module):
                 "these rows have no optimizer: pass optimizer=hotrows.optim.SGD(lr=...) to train them, or use "
                 "model.eval() or torch.no_grad() to read them"
             )
-        self._open_loop.close_abandoned()
+        self._open_loop.close_pending()
         return self._forward_pass.pool(lookups, trains)
 
     def _lookups(self, ids: Any) -> list[Lookups]:
         """Each table set's part of what the argument `ids` of `hotrows.lookahead` returned."""
         raise NotImplementedError
-
-    # -- for hotrows.lookahead and hotrows.graphed ----------------------------------------------------------------
 
     def announce(self, ids: Any) -> list[BatchTicket]:
         """Announce a batch to every cache; one ticket each."""
@@ -134,15 +136,13 @@ class CachedModule(nn.Module):
         """The cache of the tables of each dim."""
         return [tables.cache for tables in self._sets]
 
-    # -- whole tables ---------------------------------------------------------------------------------------------
-
     def close_lookahead_later(self, close: Callable[[], None]) -> None:
         """`close_lookahead`, from any thread at any time. It takes effect before the next forward pass or `flush`."""
-        self._open_loop.abandon(close)
+        self._open_loop.close_later(close)
 
     def flush(self) -> None:
         """Write every changed row back to the store, and raise what is still to be raised for bad ids."""
-        self._open_loop.close_abandoned()
+        self._open_loop.close_pending()
         for scheduler in self.schedulers:
             scheduler.flush()
         for scheduler in self.schedulers:
@@ -202,8 +202,6 @@ class CachedModule(nn.Module):
                 if table.name == name:
                     return table, tables
         raise ValueError(f"no table {name!r}: there are {', '.join(table.name for table in self.tables)}")
-
-    # -- nn.Module ------------------------------------------------------------------------------------------------
 
     def _state_key(self, table: Table) -> str:
         return f"{table.name}.weight"

@@ -30,7 +30,10 @@ NO_INDEX = "none"  # where all rows are on the device
 
 
 def choose_device(device: torch.device | str | None) -> torch.device:
-    found = torch.get_default_device() if device is None else torch.device(device)
+    try:
+        found = torch.get_default_device() if device is None else torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device is {device!r}: rows can be cached on 'cpu' or 'cuda'") from None
     if found.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(f"device is {str(found)!r}, but PyTorch sees no CUDA device: use device='cpu'")
@@ -53,6 +56,9 @@ def check_arguments(
     """Raise for arguments that cannot work, and return the dim of every table."""
     if not tables:
         raise ValueError("no tables: give at least one hotrows.Table(name, num_rows)")
+    for table in tables:
+        if not isinstance(table, Table):
+            raise ValueError(f"a table is {table!r}: give hotrows.Table(name, num_rows)")
     for kind, names in (
         ("table", [table.name for table in tables]),
         ("feature", [name for table in tables for name in table.feature_names]),
@@ -60,8 +66,6 @@ def check_arguments(
         double = sorted({name for name in names if names.count(name) > 1})
         if double:
             raise ValueError(f"{kind} names must differ, but {', '.join(map(repr, double))} is there more than once")
-    if dim is not None and (not isinstance(dim, int) or dim < 1):
-        raise ValueError(f"dim is {dim!r}, it must be a whole number from 1 up")
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}: known are {', '.join(MODES)}")
     choose_store(store)

@@ -14,7 +14,7 @@ from hotrows.cache.transfer import Transfer
 from hotrows.loop.ticket import CheckedRows
 from hotrows.nn.base import CachedModule
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, on_device, rows_of, with_offsets_checked
-from hotrows.nn.table_set import TableSet
+from hotrows.nn.table_set import Ids, TableSet
 from hotrows.nn.unique_ids import Deduplicated, split_by_table
 from hotrows.ops.unique import unique_rows
 from hotrows.optim import RowOptimizer
@@ -114,8 +114,12 @@ class EmbeddingBagCollection(CachedModule):
         table, tables = self._find(name)
         tables.load_weight(table, weight)
 
-    def pin(self, name: str, ids: Tensor) -> None:
-        """Bring the rows of these ids into the cache, where they stay until `unpin`."""
+    def pin(self, name: str, ids: Ids) -> None:
+        """Bring the rows of these ids of a table into the cache, where they stay until `unpin`.
+
+        Args:
+            ids: a tensor, a NumPy array or a list of whole numbers.
+        """
         table, tables = self._find(name)
         tables.pin(table, ids)
 
@@ -125,7 +129,7 @@ class EmbeddingBagCollection(CachedModule):
         Without ids, it is the current batch of `hotrows.lookahead`, whose unique ids planning has found already.
         """
         if ids is not None:
-            found = [unique_rows(part.make().rows) for part in self._lookups(ids)]
+            found = [unique_rows(part.make_checked()) for part in self._lookups(ids)]
             shape = None if isinstance(ids, Jagged) else ids.shape
         elif self.current:
             found = [ticket.unique_by_table for ticket in self.current]

@@ -10,9 +10,10 @@ from hotrows.cache.policies import Policy
 from hotrows.loop.ticket import CheckedRows
 from hotrows.nn.base import CachedModule
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, check_offsets, on_device, rows_of, with_offsets_checked
+from hotrows.nn.table_set import Ids
 from hotrows.optim import RowOptimizer
 from hotrows.stores import StoreSettings
-from hotrows.table import Init, Table
+from hotrows.table import Init, Table, whole_number
 
 NAME = "weight"
 
@@ -79,7 +80,10 @@ class EmbeddingBag(CachedModule):
             )
         if dtype not in (None, torch.float32):
             raise ValueError(f"dtype is {dtype}: rows are float32")
+        num_embeddings = whole_number(num_embeddings, "num_embeddings")
+        embedding_dim = whole_number(embedding_dim, "embedding_dim")
         if padding_idx is not None:
+            padding_idx = whole_number(padding_idx, "padding_idx", least=None)
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ValueError(f"padding_idx is {padding_idx}, it must be within the {num_embeddings} rows")
             padding_idx %= num_embeddings
@@ -138,8 +142,12 @@ class EmbeddingBag(CachedModule):
         """Set all rows."""
         self._sets[0].load_weight(self.tables[0], weight)
 
-    def pin(self, ids: Tensor) -> None:
-        """Bring the rows of these ids into the cache, where they stay until `unpin`."""
+    def pin(self, ids: Ids) -> None:
+        """Bring the rows of these ids into the cache, where they stay until `unpin`.
+
+        Args:
+            ids: a tensor, a NumPy array or a list of whole numbers.
+        """
         self._sets[0].pin(self.tables[0], ids)
 
     def to_embedding_bag(self) -> torch.nn.EmbeddingBag:

@@ -179,15 +179,16 @@ class OpenLoop:
 
     def __init__(self) -> None:
         self._close: Callable[[], None] | None = None
-        self._abandoned: deque[Callable[[], None]] = deque()
+        self._to_close: deque[Callable[[], None]] = deque()
 
-    def abandon(self, close: Callable[[], None]) -> None:
+    def close_later(self, close: Callable[[], None]) -> None:
         """A loop was collected in another thread, which must not wait for the thread that uses the module."""
-        self._abandoned.append(close)
+        self._to_close.append(close)
 
-    def close_abandoned(self) -> None:
-        while self._abandoned:
-            self.close(self._abandoned.popleft())
+    def close_pending(self) -> None:
+        """End the loops that another thread could not end."""
+        while self._to_close:
+            self.close(self._to_close.popleft())
 
     def open(self, close: Callable[[], None]) -> None:
         """A loop begins; `close` ends it."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hotrows.cache.planning.id_columns import IdColumns
+from hotrows.errors import BadIdError
 from hotrows.loop.ticket import NOTHING_BAD, CheckedRows
 from hotrows.ops.rows import NO_ROW
 
@@ -28,6 +29,14 @@ class Lookups:
     offsets: Tensor | None = None  # int32 [bags + 1], None where every bag is one lookup
     weights: Tensor | None = None  # float32 [N]
     columns: IdColumns | None = None  # if the one tensor of `key` is ids [B, F] with one id per bag
+
+    def make_checked(self) -> Tensor:
+        """The rows, int64 [N]. Raises BadIdError at once, so on a GPU it waits for the device."""
+        made = self.make()
+        found = [NOTHING_BAD] if made.bad is None else made.bad.tolist()
+        if found[0] != NOTHING_BAD:
+            raise BadIdError(self.describe(found))
+        return made.rows
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,12 +1,15 @@
 """The tables of one dim: their cache, its scheduler, and everything that reads or writes whole tables."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hotrows.cache.row_cache import RowCache
+from hotrows.errors import BadIdError
 from hotrows.loop.preload import pin
 from hotrows.loop.scheduler import Scheduler
 from hotrows.nn.accumulation import GradientAccumulation, make_anchor
@@ -16,6 +19,14 @@ from hotrows.stores.memory_checks import available_host_memory, require_memory
 from hotrows.stores.record import WEIGHT
 from hotrows.table import Table
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    Ids = Tensor | np.ndarray[Any, Any] | Sequence[int]
+else:
+    Ids = Any
+
+ID_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 CHUNK_BYTES = 1 << 26  # of records that are read or written at a time where a whole table is
 
 
@@ -81,8 +92,6 @@ class TableSet:
             for table in self.tables
         }
 
-    # -- whole tables, as users see them -----------------------------------------------------------------------------
-
     def weight(self, table: Table) -> Tensor:
         """A copy of a table's weights on the host, float32 [num_rows, dim]."""
         with self.scheduler.exclusive:
@@ -92,9 +101,9 @@ class TableSet:
     def load_weight(self, table: Table, weight: Tensor) -> None:
         """Set all weights of a table."""
         expected = (table.num_rows, self.cache.dim)
-        if tuple(weight.shape) != expected or not weight.is_floating_point():
+        if not isinstance(weight, Tensor) or tuple(weight.shape) != expected or not weight.is_floating_point():
             raise ValueError(
-                f"table {table.name!r}: weight is {weight.dtype} {list(weight.shape)}, expected {list(expected)}"
+                f"table {table.name!r}: weight is {_described(weight)}, expected {list(expected)} as a tensor of floats"
             )
         with self._writing():
             self.set_part(table, WEIGHT, weight.detach())
@@ -107,14 +116,24 @@ class TableSet:
             return {"step": torch.tensor(float(self.scheduler.updater.steps)), **fields}
 
     def load_state(self, table: Table, state: Mapping[str, Tensor]) -> None:
-        """Set what `state` returns."""
-        fields = [field.name for field in self.cache.store.layout.state]
-        if set(state) != {"step", *fields}:
-            raise ValueError(f"state of table {table.name!r} has {sorted(state)}, expected {sorted(['step', *fields])}")
+        """Set what `state` returns. If anything is wrong with it, nothing is changed."""
+        fields = self.cache.store.layout.state
+        expected = ["step", *(field.name for field in fields)]
+        if not isinstance(state, Mapping) or set(state) != set(expected):
+            given = sorted(map(str, state)) if isinstance(state, Mapping) else f"no dict but {_described(state)}"
+            raise ValueError(f"state of table {table.name!r} has {given}, expected {sorted(expected)}")
+        for field in fields:
+            values, shape = state[field.name], (table.num_rows, field.num)
+            if not isinstance(values, Tensor) or values.shape != shape or values.dtype != field.dtype:
+                raise ValueError(
+                    f"state of table {table.name!r}: {field.name} is {_described(values)}, expected a tensor "
+                    f"{field.dtype} {list(shape)}"
+                )
+        steps = _step_count(table, state["step"])
         with self._writing():
             for field in fields:
-                self.set_part(table, field, state[field])
-            self.scheduler.updater.steps = int(state["step"])
+                self.set_part(table, field.name, state[field.name].detach())
+            self.scheduler.updater.steps = steps
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -126,15 +145,27 @@ class TableSet:
             finally:
                 self.scheduler.reload()
 
-    def pin(self, table: Table, ids: Tensor) -> None:
+    def pin(self, table: Table, ids: Ids) -> None:
         """Bring the rows of these ids into the cache and never evict them."""
-        ids = torch.as_tensor(ids, dtype=torch.int64).flatten()
-        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= table.num_rows):
-            raise ValueError(
-                f"pin: ids from {int(ids.min())} to {int(ids.max())}, "
+        given = _whole_ids(ids)
+        if given.numel() and (int(given.min()) < 0 or int(given.max()) >= table.num_rows):
+            raise BadIdError(
+                f"pin: ids from {int(given.min())} to {int(given.max())}, "
                 f"table {table.name!r} has 0 to {table.num_rows - 1}"
             )
-        pin(self.scheduler, on_device(ids + self.first_row[table.name], self.cache.device))
+        num_in_flight = len(self.scheduler.in_flight)
+        try:
+            pin(self.scheduler, on_device(given + self.first_row[table.name], self.cache.device))
+        except ValueError as error:
+            num_rows = int(torch.unique(given).numel())
+            fits_alone = self.cache.planner.any_slot and num_rows + self.cache.num_pinned <= self.cache.num_slots
+            if num_in_flight == 0 or not fits_alone:
+                raise
+            raise ValueError(
+                f"{num_rows:,} rows to pin find no room beside the rows of {num_in_flight} batches in flight in a "
+                f"cache of {self.cache.num_slots:,}, although they would fit alone: pin them before the lookahead "
+                f"loop begins, give the loop a smaller depth, or make the cache larger"
+            ) from error
 
     def _chunks(self, table: Table, first_id: int, end: int) -> Iterator[tuple[slice, slice | Tensor]]:
         """Ids of a table in bounded chunks, each with its rows in the store."""
@@ -155,3 +186,31 @@ def _write(store: Store, rows: slice | Tensor, records: Tensor) -> None:
         store.write(rows, records)
     else:
         store.write_range(rows.start, records)
+
+
+def _whole_ids(ids: Ids) -> Tensor:
+    """int64 [N] ids from what a user gave."""
+    try:
+        given = ids.detach() if isinstance(ids, Tensor) else torch.tensor(ids)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ValueError(
+            f"pin: ids are {ids!r:.80}, give a tensor, an array or a list of whole numbers below 2^63"
+        ) from None
+    if given.numel() and given.dtype not in ID_TYPES:
+        raise ValueError(f"pin: ids are {given.dtype}, give whole numbers as int64 (or int32)")
+    return given.to(torch.int64).flatten()
+
+
+def _step_count(table: Table, step: object) -> int:
+    """The number of steps in a saved state, which has it as a float32 tensor, like `torch.optim`."""
+    number = step.item() if isinstance(step, Tensor) and step.numel() == 1 else step
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        number = -1
+    if number < 0 or number != int(number):
+        raise ValueError(f"state of table {table.name!r}: step is {step!r}, it must be a whole number from 0 up")
+    return int(number)
+
+
+def _described(value: object) -> str:
+    """The dtype and the shape of a tensor, or the type of anything else."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

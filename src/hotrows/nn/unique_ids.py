@@ -28,6 +28,7 @@ def split_by_table(tables: TableSet, unique: UniqueRows, shape: Sequence[int] | 
     ends = torch.tensor([tables.first_row[t.name] + t.num_rows for t in tables.tables], device=rows.device)
     bounds = [0, *torch.searchsorted(rows, ends).tolist()]
     inverse = unique.inverse.long()
+    num_columns = sum(len(table.feature_names) for table in tables.tables)
     found, column = {}, 0
     for number, table in enumerate(tables.tables):
         first, last = bounds[number], bounds[number + 1]
@@ -35,7 +36,7 @@ def split_by_table(tables: TableSet, unique: UniqueRows, shape: Sequence[int] | 
         if shape is None:
             mine = inverse[(inverse >= first) & (inverse < last)]
         else:
-            mine = inverse.view(shape[0], -1)[:, column : column + num_features]
+            mine = inverse.view(shape[0], num_columns)[:, column : column + num_features]
         column += num_features
         found[table.name] = Deduplicated(rows[first:last] - tables.first_row[table.name], mine - first)
     return found

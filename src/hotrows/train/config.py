@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hotrows.cache.capacity import check_cache
+from hotrows.cache.indexes import check_index
+from hotrows.cache.policies import make_policy
+from hotrows.cache.policies.next_use import WINDOW_LIMIT
+from hotrows.models import MODELS
+from hotrows.optim import OPTIMIZERS
 from hotrows.strategies import option_sections, strategy_type
 from hotrows.strategies.base import CacheSettings
+from hotrows.table import whole_number
 from hotrows.train.read_dataclass import read_dataclass, read_section, refuse_unknown_keys
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -116,7 +123,13 @@ class RunConfig:
         if not self.data:
             raise ValueError("data: name a prepared directory or synthetic:criteo-kaggle, synthetic:avazu, …")
         strategy_type(self.strategy)
+        check_cache(self.cache.size)
+        make_policy(self.cache.policy)
+        check_index(self.cache.index)
+        whole_number(self.seed, "seed", least=-(2**63), most=2**63 - 1)
+        whole_number(self.cache.window, "cache.window", most=WINDOW_LIMIT)
         for name, value, lowest in (
+            ("model.dim", self.model.dim, 1),
             ("train.batch_size", self.train.batch_size, 1),
             ("train.epochs", self.train.epochs, 1),
             ("train.max_steps", self.train.max_steps, 1),
@@ -125,10 +138,16 @@ class RunConfig:
             ("train.log_every", self.train.log_every, 1),
             ("cache.depth", self.cache.depth, 0),
             ("schedule.warmup_steps", self.schedule.warmup_steps, 0),
+            ("schedule.end", self.schedule.end, 0),
         ):
             if value is not None and value < lowest:
                 raise ValueError(f"{name} is {value}, it must be {lowest} or more")
+        for name, betas in (("optimizer", self.optimizer.betas), ("dense_optimizer", self.dense_optimizer.betas)):
+            if betas is not None and len(betas) != 2:
+                raise ValueError(f"{name}.betas are {betas}, give two numbers")
         for name, chosen, known in (
+            ("model.name", self.model.name, MODELS),
+            ("optimizer.name", self.optimizer.name, OPTIMIZERS),
             ("train.precision", self.train.precision, PRECISIONS),
             ("schedule.decay", self.schedule.decay, DECAYS),
             ("dense_optimizer.name", self.dense_optimizer.name, DENSE_OPTIMIZERS),
@@ -140,9 +159,13 @@ class RunConfig:
 def read_run(path: Path) -> RunConfig:
     """Read a run file."""
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise ValueError(f"{path}: this run file cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: this run file is not UTF-8, at byte {error.start}") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: this is not TOML: {error}") from None
     return RunConfig.from_dict(content, str(path))

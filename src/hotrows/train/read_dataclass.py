@@ -1,6 +1,7 @@
 """Makes a dataclass from a dict that was read from a TOML or JSON file."""
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -50,8 +51,22 @@ def _converted(value: Any, expected: Any, where: str) -> Any:
     for kind in allowed:
         plain = typing.get_origin(kind) or kind
         if plain is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            return _finite(value, where)
+        if plain is list and isinstance(value, list):
+            (inner,) = typing.get_args(kind)
+            return [_converted(item, inner, f"{where}[{number}]") for number, item in enumerate(value)]
         if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
             return value
     names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed if kind is not types.NoneType)
     raise ValueError(f"{where} is {value!r}, it must be {names}")
+
+
+def _finite(value: int | float, where: str) -> float:
+    """TOML and JSON have nan and inf, with which nothing can be trained."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{where} is {value!r}, it must be a finite number")
+    return number

@@ -3,8 +3,8 @@
 import json
 import logging
 import platform
+import re
 import sys
-import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,18 +14,20 @@ import torch
 
 import hotrows
 from hotrows.data.dataset import PreparedDataSet, open_dataset
-from hotrows.data.schema import DataSet, Schema
+from hotrows.data.schema import SPLITS, DataSet, Schema
 from hotrows.models import make_model
-from hotrows.optim import make_optimizer
+from hotrows.stores.memory_checks import available_memory, require_memory
 from hotrows.strategies import DataKnowledge, Strategy, make_strategy
 from hotrows.table import Table
-from hotrows.train.config import OptimizerConfig, RunConfig
+from hotrows.train.config import RunConfig
+from hotrows.train.directory import CONFIG, METRICS, TENSORBOARD, check_free, run_directory
 from hotrows.train.observers import MetricsFile, ProgressBar, TensorBoard
+from hotrows.train.optimizers import check_optimizers, make_dense_optimizer, make_row_optimizer
 from hotrows.train.precision import computing_in, set_matmul_precision
-from hotrows.train.save import MODEL_FILE, check_room, save_model, write_json
+from hotrows.train.save import MODEL_FILE, check_room, load_model, save_model, write_json
 from hotrows.train.termination import sigterm_interrupts
 from hotrows.train.timeline import Timeline
-from hotrows.train.trainer import DENSE, Observer, Outcome, Parts, Trainer, evaluate
+from hotrows.train.trainer import Observer, Outcome, Parts, Trainer, evaluate
 
 logger = logging.getLogger("hotrows")
 
@@ -46,22 +48,33 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
         progress: show a progress bar.
     """
     config.check()
+    check_optimizers(config)
+    check_free(config.out)
     device = choose_device(config.device)
     if config.train.precision != "fp32" and device.type == "cpu":
         raise ValueError(f"train.precision is {config.train.precision!r}, which is for CUDA: use fp32 on a CPU")
     data = open_dataset(config.data)
+    if data.num_samples("train") == 0:
+        raise ValueError(f"{data.name} has no samples in its train split")
     strategy = strategy_of(config, DataKnowledge(data))
-    directory = _choose_directory(config)
+    with run_directory(config.out) as directory:
+        return _run(config, data, device, strategy, directory, trace, progress)
+
+
+def _run(
+    config: RunConfig, data: DataSet, device: torch.device, strategy: Strategy, directory: Path, trace: bool,
+    progress: bool,
+) -> Run:  # fmt: skip
+    """Train, and write the results into the run's own directory."""
     parts = build(config, data.schema, device, strategy)
-    directory.mkdir(parents=True, exist_ok=True)
     if config.save:
         check_room(directory, parts)
-    write_json(directory / "config.json", config.to_json())
+    write_json(directory / CONFIG, config.to_json())
     write_json(directory / "environment.json", environment(device))
     timeline = Timeline(keep=trace)
     for scheduler in parts.bags.schedulers:
         timeline.watch(scheduler.streams)
-    observers: list[Observer] = [MetricsFile(directory / "metrics.jsonl"), TensorBoard(directory / "tensorboard")]
+    observers: list[Observer] = [MetricsFile(directory / METRICS), TensorBoard(directory / TENSORBOARD)]
     if progress:
         observers.append(ProgressBar())
     trainer = Trainer(config, data, parts, strategy, observers, timeline)
@@ -96,6 +109,7 @@ def strategy_of(config: RunConfig, data: DataKnowledge | None = None) -> Strateg
 
 def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Strategy) -> Parts:
     """Make the model, the embedding bags and the optimizers. Every random value comes from the configured seed."""
+    _check_dense_memory(config, schema, device)
     torch.manual_seed(config.seed)
     set_matmul_precision(config.train.precision)
     model = make_model(config.model.name, len(schema.dense), len(schema.categorical), config.model.dim).to(device)
@@ -109,9 +123,9 @@ def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Str
             f"columns that share a table must stand together in the data set, but they are in the order "
             f"{', '.join(column.name for column in schema.categorical)}; expected {', '.join(order)}"
         )
-    rows = make_optimizer(config.optimizer.name, **config.optimizer.arguments())
+    rows = make_row_optimizer(config.optimizer)
     bags = strategy.make_bags(tables, model.embedding_dim, rows, device, config.seed)
-    return Parts(model, bags, _dense_optimizer(config.dense_optimizer, model), device)
+    return Parts(model, bags, make_dense_optimizer(config.dense_optimizer, model.parameters()), device)
 
 
 def evaluate_run(directory: Path, data: str | None = None, split: str = "test") -> dict[str, Any]:
@@ -120,12 +134,13 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     Args:
         data: a data set with the same columns; None takes the one that the run was trained on.
     """
-    config = RunConfig.from_dict(_read(directory / "config.json"), str(directory / "config.json"))
-    path = directory / MODEL_FILE
-    if not path.exists():
-        raise ValueError(f"{directory} has no {MODEL_FILE}: train with save = true to evaluate later")
-    dataset: DataSet = open_dataset(data or config.data)
-    saved = torch.load(path, weights_only=True)
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}: known are {', '.join(SPLITS)}")
+    config = RunConfig.from_dict(_read(directory / CONFIG), str(directory / CONFIG))
+    config.check()
+    check_optimizers(config)
+    saved = load_model(directory)
+    dataset: DataSet = open_dataset(config.data if data is None else data)
     if len(dataset.schema.categorical) != len(saved["columns"]) or len(dataset.schema.dense) != saved["num_dense"]:
         raise ValueError(
             f"the model was trained on {saved['num_dense']} dense and {len(saved['columns'])} categorical columns, "
@@ -140,8 +155,13 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
         )
     device = choose_device(config.device if torch.cuda.is_available() else "auto")
     parts = build(config, schema, device, strategy_of(config, DataKnowledge(dataset)))
-    parts.model.load_state_dict(saved["model"])
-    parts.bags.load_state_dict(saved["bags"])
+    try:
+        parts.model.load_state_dict(saved["model"])
+        parts.bags.load_state_dict(saved["bags"])
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{directory / MODEL_FILE} is not the model that {directory / CONFIG} describes: train it again ({error})"
+        ) from error
     if dataset.num_samples(split) == 0:
         raise ValueError(f"{dataset.name} has no samples in its {split} split")
     loader = dataset.loader(split, config.train.eval_batch_size)
@@ -211,8 +231,13 @@ def choose_device(name: str) -> torch.device:
     """The device with this name. "auto" is CUDA if PyTorch sees a CUDA device, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", name)
+    if found is None:
+        raise ValueError(f"device is {name!r}: known are auto, cpu, cuda and cuda:0, cuda:1, …")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device is {name!r}, but PyTorch sees no CUDA device: use cpu")
+    if found[1] is not None and int(found[1]) >= torch.cuda.device_count():
+        raise ValueError(f"device is {name!r}, but PyTorch sees {torch.cuda.device_count()} CUDA device(s)")
     return torch.device(name)
 
 
@@ -226,8 +251,13 @@ def _columns_of(schema: Schema, tables: dict[str, int]) -> tuple[Any, ...]:
     return tuple(replace(column, num_ids=tables[column.table]) for column in schema.categorical)
 
 
-def _dense_optimizer(config: OptimizerConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
-    return DENSE[config.name](model.parameters(), **config.arguments())
+def _check_dense_memory(config: RunConfig, schema: Schema, device: torch.device) -> None:
+    """Raise if the dense part does not fit. A model on the meta device has shapes, and no memory."""
+    with torch.device("meta"):
+        model = make_model(config.model.name, len(schema.dense), len(schema.categorical), config.model.dim)
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    advice = "choose a smaller model.dim"
+    require_memory("the weights of the dense part", num_bytes, available_memory(device), f"memory on {device}", advice)
 
 
 def _device_memory(parts: Parts) -> int:
@@ -237,15 +267,13 @@ def _device_memory(parts: Parts) -> int:
     return sum(cache.device_bytes for cache in parts.bags.caches) + sum(p.nbytes for p in parts.model.parameters())
 
 
-def _choose_directory(config: RunConfig) -> Path:
-    directory = Path(config.out) if config.out else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    if directory.exists() and any(directory.iterdir()):
-        raise ValueError(f"{directory} exists and is not empty: choose another --out, or remove it")
-    return directory
-
-
 def _read(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    if not path.is_file():
         raise ValueError(f"{path.parent} is not a run directory: it has no {path.name}")
-    found: dict[str, Any] = json.loads(path.read_text())
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): train again") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not the configuration of a run: it has no settings by name")
     return found

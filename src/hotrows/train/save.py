@@ -64,6 +64,26 @@ def save_model(directory: Path, parts: Parts) -> None:
         )
 
 
+def load_model(directory: Path) -> dict[str, Any]:
+    """What `save_model` has written."""
+    path = directory / MODEL_FILE
+    if not path.is_file():
+        raise ValueError(f"{directory} has no {MODEL_FILE}: train with save = true to evaluate later")
+    try:
+        saved = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch.load has no exception of its own for files that it cannot read
+        raise ValueError(
+            f"{path} is damaged, or not a model that hotrows has saved ({type(error).__name__}): train it again"
+        ) from error
+    if not isinstance(saved, dict) or not all(isinstance(saved.get(key), kind) for key, kind in _SAVED.items()):
+        expected = ", ".join(_SAVED)
+        raise ValueError(f"{path} is not a model that hotrows has saved, it must have {expected}: train it again")
+    return saved
+
+
+_SAVED: dict[str, type] = {"model": dict, "bags": dict, "tables": dict, "columns": list, "num_dense": int}
+
+
 def _row_bytes(parts: Parts) -> int:
     return sum(int(cache.store.num_rows * cache.dim * 4) for cache in parts.bags.caches)
 

@@ -269,12 +269,3 @@ def pinned(batch: Batch) -> Batch:
 def _num_steps(config: TrainConfig, per_epoch: int) -> int:
     steps = config.epochs * per_epoch
     return steps if config.max_steps is None else min(steps, config.max_steps)
-
-
-MakeOptimizer = Callable[..., torch.optim.Optimizer]
-DENSE: dict[str, MakeOptimizer] = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}

@@ -5,7 +5,8 @@ import gc
 import signal
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -367,8 +368,8 @@ def test_room_for_few_batches_is_used_for_those_to_come(cache, depth, ahead, mon
     batches = [torch.stack([torch.arange(10 * i, 10 * i + 10) % 300, torch.zeros(10).long()], 1) for i in range(28)]
     distances = spy_on_plans(monkeypatch)
     ours, stats, num_in_graph = train(batches, graph=True, depth=depth, window=6, cache=cache, policy="lfu")
-    settled = distances[len(distances) // 3 :]
-    assert settled.count(ahead) > 0.8 * len(settled), distances
+    later = distances[len(distances) // 3 :]
+    assert later.count(ahead) > 0.8 * len(later), distances
     assert num_in_graph == len(batches)
     assert stats.overflow == 0
     same(ours, train(batches, graph=False, depth=depth, window=6, cache=cache, policy="lfu")[0])
@@ -503,7 +504,79 @@ def test_ctrl_c_while_kernels_are_compiled(iteration, monkeypatch):
     check_next_loop(bags, trained)
 
 
-def test_more_iterations_than_the_ring_of_inputs_holds(monkeypatch):
+class FakeGraph:
+    """A captured graph without CUDA: a replay does the captured work, and checks that its memory is where it was."""
+
+    def __init__(self, work: Callable[[bool, bool], None], addresses: Callable[[], list[int]]) -> None:
+        self.work, self.addresses = work, addresses
+        self.captured_addresses = addresses()
+        self.kind: tuple[bool, bool] | None = None
+        self.num_replays = 0
+
+    def replay(self) -> None:
+        assert self.addresses() == self.captured_addresses, "the graph would read and write memory that was freed"
+        assert self.kind is not None
+        self.num_replays += 1
+        self.work(*self.kind)
+
+
+class FakeCapture:
+    """Stands in for `GraphCapture`."""
+
+    def __init__(self, make_graph: Callable[[], FakeGraph]) -> None:
+        self.make_graph = make_graph
+        self.open: FakeGraph | None = None
+        self.graphs: list[FakeGraph] = []
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[FakeGraph]:
+        self.open = self.make_graph()
+        self.graphs.append(self.open)
+        yield self.open
+        self.open = None
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+def test_graphs_are_captured_again_if_their_memory_was_replaced(overflows, monkeypatch):
+    """The next-use table grows while the loop runs, and so do the records when rows overflow."""
+    monkeypatch.setattr(next_use, "MIN_CELLS", 8)
+    init, launch, captures = PlanningGraph.__init__, PlanningGraph._launch, []
+    batches, cache = make_batches(8) * 2, 150
+    if overflows:  # only one batch has more rows than the cache
+        batches, cache = [ids % 6 for ids in make_batches(20) * 2], 22
+        batches[15][:, 0] = torch.arange(20)
+    bags = make_bags(True, cache)
+
+    def init_with_capture(self, *arguments):
+        init(self, *arguments)
+
+        def addresses():
+            keys, uses, _ = self._next_use.arrays()
+            return [keys.data_ptr(), uses.data_ptr(), bags.caches[0].records.data_ptr()]
+
+        self._capture = FakeCapture(lambda: FakeGraph(partial(launch, self), addresses))
+        captures.append(self._capture)
+
+    def launch_or_capture(self, *kind):
+        if self._capture.open is None:
+            launch(self, *kind)
+        else:
+            self._capture.open.kind = kind
+
+    monkeypatch.setattr(PlanningGraph, "__init__", init_with_capture)
+    monkeypatch.setattr(PlanningGraph, "_launch", launch_or_capture)
+    plain = make_bags(False, cache)
+    for each in (bags, plain):
+        for ids in look(batches, each, window=7):
+            (each(ids) ** 2).sum().backward()
+    same(weights(bags), weights(plain))
+    graphs = [graph for capture in captures for graph in capture.graphs]
+    assert (bags.stats().overflow > 0) == overflows
+    assert len(graphs) > len({graph.kind for graph in graphs}), "some work was captured again"
+    assert sum(graph.num_replays for graph in graphs) > len(graphs)
+
+
+def test_more_iterations_than_the_ring_buffer_of_inputs_holds(monkeypatch):
     monkeypatch.setattr(planning_graph, "NUM_ITERATIONS", 3)
     batches = make_batches(12)
     same(train(batches, graph=True, cache=90, index="hash")[0], train(batches, graph=False, cache=90, index="hash")[0])

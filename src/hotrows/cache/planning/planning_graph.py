@@ -164,8 +164,6 @@ class PlanningGraph:
         tensors = [self._all_ids, *self.request_buffers.tensors, *self.plan_buffers.tensors]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    # -- buffers ------------------------------------------------------------------------------------------------------
-
     def accepts(self, ids: Tensor, depth: int, window: int) -> bool:
         """True if a loop with this depth and window can announce these ids. Without depth, no rows move early."""
         has_shape = ids.shape == self._shape and ids.dtype == self._dtype
@@ -221,8 +219,6 @@ class PlanningGraph:
         """
         generation = self._planner.index_generation
         return Plan(plan_number, batch_number, generation, num_rows, scanned_all, *self._plans[plan_buffer])
-
-    # -- in the planning stream ---------------------------------------------------------------------------------------
 
     def prepare_announcement(self, ids: Sequence[Tensor], request_buffer: int, batch_number: int) -> None:
         """Prepare `run` to announce the batches of a request buffer.

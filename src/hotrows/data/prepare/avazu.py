@@ -9,7 +9,7 @@ from pathlib import Path
 import ibis
 
 from hotrows.data.prepare.files import check_first_line, header_fields
-from hotrows.data.prepare.log import Expression, Log, LogFile, Problem, Table, bad_label, column
+from hotrows.data.prepare.log import YYMMDDHH, Expression, Log, LogFile, Problem, Table, bad_label, column
 
 CATEGORIES = (
     "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category",
@@ -45,7 +45,7 @@ def _file(path: Path) -> LogFile:
 
 
 def _bad_hour(table: Table) -> Expression:
-    return table.hour.isnull() | ~table.hour.re_search("^[0-9]{2}(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])[0-2][0-9]$")
+    return table.hour.isnull() | ~table.hour.re_search(YYMMDDHH)
 
 
 def _weekday(table: Table) -> Expression:

@@ -51,9 +51,9 @@ def vocabulary(occurrences: Table, min_count: int) -> Table:
     """Number the values of a table by falling frequency, after `rare` and `missing`.
 
     Args:
-        occurrences: text `value` and int `weight`, how often it occurs; several rows may have the same value.
+        occurrences: text `value` and int `_weight`, how often it occurs; several rows may have the same value.
     """
-    counts = occurrences.group_by("value").aggregate(count=occurrences.weight.sum().cast("int64"))
+    counts = occurrences.group_by("value").aggregate(count=occurrences._weight.sum().cast("int64"))
     kind = ibis.cases((counts.value.isnull(), MISSING), (counts["count"] < min_count, RARE), else_=2)
     kinds = counts.select(kind=kind.cast("int32"), value="value", count="count")
     # Values that share an id become one row. Both special ids are there even if no value has them.
@@ -73,9 +73,9 @@ def encode(samples: Table, vocabularies: Mapping[str, Table]) -> Table:
     joined = samples
     for number, (name, known) in enumerate(vocabularies.items()):
         # A missing value matches the row of `missing`, so that no engine carries the text through the other joins.
-        side = known.filter(known.id != RARE).select(**{f"value_{number}": known.value, f"id_{number}": known.id})
-        joined = joined.left_join(side, samples[name].identical_to(side[f"value_{number}"]))
-    ids = {name: joined[f"id_{number}"].coalesce(RARE).cast("int32") for number, name in enumerate(vocabularies)}
+        side = known.filter(known.id != RARE).select(**{f"_value_{number}": known.value, f"_id_{number}": known.id})
+        joined = joined.left_join(side, samples[name].identical_to(side[f"_value_{number}"]))
+    ids = {name: joined[f"_id_{number}"].coalesce(RARE).cast("int32") for number, name in enumerate(vocabularies)}
     return joined.select(**{name: ids.get(name, joined[name]) for name in samples.columns})
 
 

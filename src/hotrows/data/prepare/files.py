@@ -1,5 +1,6 @@
 """The files of a log: their order, their first lines, and the lines that errors are about."""
 
+import csv
 import gzip
 import io
 import re
@@ -23,6 +24,8 @@ def list_files(given: Path) -> tuple[Path, ...]:
     for path in paths:
         if path.stat().st_size == 0:
             raise BadInputError(path, "the file is empty", "a log")
+        if path.suffix == ".gz" and not is_gzip(path):
+            raise BadInputError(path, "its name ends in .gz, and it does not begin as a gzip file", "a complete .gz")
     return paths
 
 
@@ -38,7 +41,7 @@ def first_line(path: Path, after: int = 0) -> str:
 def header_fields(path: Path, delimiter: str, needed: Iterable[str]) -> list[str]:
     """The names in the first line. Raises if a needed name is missing."""
     line = first_line(path).rstrip("\r\n")
-    fields = [name.strip('"') for name in line.split(delimiter)]
+    fields = next(csv.reader([line], delimiter=delimiter)) if len(delimiter) == 1 else line.split(delimiter)
     missing = [name for name in needed if name not in fields]
     if missing:
         if len(fields) == 1:

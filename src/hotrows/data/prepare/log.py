@@ -10,6 +10,28 @@ Table = Any
 Expression = Any
 Make = Callable[[Table], Expression]
 
+FLOAT32_MAX = 3.4028234663852886e38
+
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_HOUR = "([01][0-9]|2[0-3])"
+
+
+def _date(year: str, leap_year: str, separator: str) -> str:
+    """A regular expression for the dates that exist, the same for every engine."""
+    months = (
+        f"(0[13578]|1[02]){separator}(0[1-9]|[12][0-9]|3[01])",
+        f"(0[469]|11){separator}(0[1-9]|[12][0-9]|30)",
+        f"02{separator}(0[1-9]|1[0-9]|2[0-8])",
+    )
+    return f"({year}{separator}({'|'.join(months)})|{leap_year}{separator}02{separator}29)"
+
+
+ISO_TIME = (
+    f"^{_date('[0-9]{4}', _LEAP_YEAR, '[-/]')}"
+    f"([T ]{_HOUR}(:[0-5][0-9](:([0-5][0-9]|60)([.,][0-9]+)?)?)?)?(Z| ?UTC|[+-][0-9]{{2}}(:?[0-9]{{2}})?)?$"
+)
+YYMMDDHH = f"^{_date('[0-9]{2}', '([02468][048]|[13579][26])', '')}{_HOUR}$"
+
 
 @dataclass(frozen=True)
 class LogFile:
@@ -93,6 +115,24 @@ def bad_label(name: str) -> Problem:
 
 
 def infinite(name: str) -> Problem:
-    return Problem(
-        f"{name} is infinite", f"a finite number in {name}", lambda table: table[name].cast("float64").isinf()
-    )
+    """Dense values are float32. NaN is a missing value, and no problem."""
+
+    def found(table: Table) -> Expression:
+        value = table[name].cast("float64")
+        return (value.abs() > FLOAT32_MAX) & ~value.isnan()  # engines order NaN above all numbers
+
+    return Problem(f"{name} is infinite or too large", f"a number of at most 3.4e38 in {name}", found)
+
+
+def no_time(name: str) -> Problem:
+    """A time is a finite number, a timestamp, or ISO text of a date that exists and perhaps a time of day."""
+
+    def found(table: Table) -> Expression:
+        time = table[name]
+        if time.type().is_floating():
+            return time.isnull() | time.isnan() | time.isinf()
+        if time.type().is_string():
+            return time.isnull() | ~time.re_search(ISO_TIME)
+        return time.isnull()
+
+    return Problem(f"no {name}, or no possible time", f"a time in {name}, as a number or as 2024-02-29 23:59:59", found)

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from hotrows.data.checksums import OWN_CHECKSUM, SECTIONS, sections_of, sha256_of_description, sha256_of_file
+from hotrows.data.description import DESCRIPTION, FORMAT
 from hotrows.data.prepare.errors import OutputError
-
-FORMAT = 1
 
 
 @contextmanager
@@ -55,18 +54,18 @@ def _remove_if_unlocked(unfinished: Path) -> None:
 
 
 def write_description(directory: Path, description: dict[str, Any]) -> None:
-    """Write `dataset.json`. It is written last, so a data set that has it is complete."""
-    files = sorted(path for path in directory.rglob("*.parquet"))
-    names = {path.relative_to(directory).as_posix(): path for path in files}
-    sizes = {name: path.stat().st_size for name, path in names.items()}
-    checksums = {name: _checksum(path) for name, path in names.items()}
-    text = json.dumps({"format": FORMAT, **description, "sizes": sizes, "checksums": checksums}, indent=2) + "\n"
-    with (directory / "dataset.json").open("w") as file:
-        file.write(text)
+    """Write `dataset.json` with all checksums. It is written last, so a data set that has it is complete."""
+    names = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*.parquet"))}
+    shards = [name for split in description["splits"].values() for name in split["files"]]
+    content = {
+        "format": FORMAT,
+        **description,
+        "sizes": {name: path.stat().st_size for name, path in names.items()},
+        "checksums": {name: sha256_of_file(path) for name, path in names.items()},
+        SECTIONS: {name: sections_of(names[name]) for name in shards},
+    }
+    content[OWN_CHECKSUM] = sha256_of_description(content)
+    with (directory / DESCRIPTION).open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,9 +11,11 @@ import ibis
 
 import hotrows
 from hotrows.data.prepare import expressions
+from hotrows.data.prepare.column_names import file_stems, table_name
 from hotrows.data.prepare.engines import Engine, Part, connect
 from hotrows.data.prepare.errors import BadInputError, OutputError
 from hotrows.data.prepare.files import line_of_record, list_files
+from hotrows.data.prepare.gzip_check import gzip_checked
 from hotrows.data.prepare.log import History, Log, LogFile, Table
 from hotrows.data.prepare.order import is_sorted
 from hotrows.data.prepare.output import new_directory, write_description
@@ -136,6 +138,8 @@ class _Job:
         self.on_progress = on_progress
         self.skipped: list[Skipped] = []
         self.num_read = 0
+        stems = file_stems(tuple(log.categorical))
+        self.vocabularies = {name: directory / "vocabulary" / f"{stem}.parquet" for name, stem in stems.items()}
 
     def read_in_order(self) -> _Rows:
         """Read every file, check every row, and leave out the bad ones or stop at the first."""
@@ -186,19 +190,20 @@ class _Job:
         else:
             training = table.filter(splits.contains("train", table.row))
             texts = {name: make(training) for name, make in self.log.categorical.items()}
-            samples = training.select(**texts, weight=ibis.literal(1))
-        paths = {name: self._vocabulary_path(name) for name in self.log.categorical}
+            samples = training.select(**texts, _weight=ibis.literal(1))
         self.engine.write_vocabularies(
             samples,
-            paths,
+            self.vocabularies,
             lambda occurrences: expressions.vocabulary(occurrences, min_count),
             lambda done: self.on_progress("counting", done),
         )
-        columns = [Column(name, Part.of_file(path).num_rows) for name, path in paths.items()]
+        columns = [
+            Column(name, Part.of_file(path).num_rows, table_name(name)) for name, path in self.vocabularies.items()
+        ]
         if self.log.history:
             num_ids = {column.name: column.num_ids for column in columns}
             for name, of in self.log.history.sequences.items():
-                columns.append(Column(name, num_ids[of], of, self.log.history.length))
+                columns.append(Column(name, num_ids[of], table_name(of), self.log.history.length))
         return Schema(tuple(self.log.dense), tuple(columns))
 
     def write(self, rows: _Rows, splits: Splits, schema: Schema) -> dict[str, tuple[Path, ...]]:
@@ -248,6 +253,10 @@ class _Job:
             "name": self.log.name,
             "schema": {"dense": list(schema.dense), "categorical": [asdict(column) for column in schema.categorical]},
             "splits": splits,
+            "vocabularies": {
+                table_name(name): path.relative_to(self.directory).as_posix()
+                for name, path in self.vocabularies.items()
+            },
             "source": {
                 "input": [str(file.path) for file in self.log.files],
                 "hotrows": hotrows.__version__,
@@ -259,7 +268,8 @@ class _Job:
     def _read_file(self, file: LogFile, number: int) -> tuple[tuple[Part, ...], frozenset[int]]:
         if file.delimiter is None:
             return (Part.of_file(file.path),), frozenset()
-        read = self.engine.read(file, self.log.columns, f"read_{number:05d}")
+        with gzip_checked(file.path):
+            read = self.engine.read(file, self.log.columns, f"read_{number:05d}")
         for rejected in read.rejected:
             self._skip_or_stop(rejected.reason, rejected.expected, rejected.num_rows, file.path, rejected.line)
             self.num_read += rejected.num_rows
@@ -287,23 +297,20 @@ class _Job:
         self.skipped.append(Skipped(reason, num_rows, path, line, expected))
 
     def _with_lookups(self, table: Table, history: History, splits: Splits) -> Table:
-        """The categories of all rows that training looks up. Column `weight` is how often it does."""
+        """The categories of all rows that training looks up. Column `_weight` is how often it does."""
         samples = expressions.values(table, self.log)
         weight = expressions.lookups(samples, history, history.user, splits.contains("train", samples.row))
-        weighted = samples.select("row", *self.log.categorical, weight=weight)
-        parts = self.engine.store(weighted.filter(weighted.weight > 0), "weighted", ["row"])
-        return self.engine.table(parts, [*self.log.categorical, "weight"])
+        weighted = samples.select("row", *self.log.categorical, _weight=weight)
+        parts = self.engine.store(weighted.filter(weighted._weight > 0), "weighted", ["row"])
+        return self.engine.table(parts, [*self.log.categorical, "_weight"])
 
     def _encode(self, table: Table) -> Table:
-        vocabularies = {name: self.engine.lookup(self._vocabulary_path(name)) for name in self.log.categorical}
+        vocabularies = {name: self.engine.lookup(path) for name, path in self.vocabularies.items()}
         samples = expressions.values(table, self.log)
         if self.log.history:
             # Rare users share an id, but each has a history of its own.
             samples = samples.mutate(_user=samples[self.log.history.user])
         return expressions.encode(samples, vocabularies)
-
-    def _vocabulary_path(self, table: str) -> Path:
-        return self.directory / "vocabulary" / f"{table}.parquet"
 
     def _rows_per_shard(self, schema: Schema) -> int:
         """The rows of a shard. Each shard joins the vocabularies again, so large vocabularies need larger shards."""

@@ -9,15 +9,19 @@ log_scale = true                # dense values become log(1 + x), negatives 0
 delimiter = ","                 # CSV only
 columns = ["ip", "app", ...]    # CSV without a header: the names of all columns, in order
 ```
+
+A dense value that is empty or NaN is missing, and becomes 0. One that is infinite or beyond float32 is an error, as is
+a time that is missing, infinite, NaN or no possible date. Fractions are allowed in all dense and numeric time columns.
 """
 
 import tomllib
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from hotrows.data.prepare.column_names import check_column_names, check_header
 from hotrows.data.prepare.errors import BadInputError
 from hotrows.data.prepare.files import check_first_line, first_line, header_fields
-from hotrows.data.prepare.log import Expression, Log, LogFile, Make, Problem, Table, bad_label, column, infinite
+from hotrows.data.prepare.log import Expression, Log, LogFile, Make, Table, bad_label, column, infinite, no_time
 
 KNOWN = {
     "label": str, "categorical": list, "dense": list, "time": str, "log_scale": bool, "delimiter": str, "columns": list,
@@ -29,6 +33,7 @@ def table(paths: tuple[Path, ...], config: Path) -> Log:
     label, time = settings["label"], settings.get("time")
     dense, categorical = settings.get("dense", []), settings["categorical"]
     needed = tuple(dict.fromkeys([label, *dense, *categorical, *([time] if time else [])]))
+    check_column_names(config, (*dense, *categorical), needed)
     numbers = {label, *dense}
     log_files = tuple(
         _parquet_file(path, needed, numbers)
@@ -43,7 +48,7 @@ def table(paths: tuple[Path, ...], config: Path) -> Log:
         label=column(label),
         dense={name: _number(name) for name in dense},
         categorical={name: _text(name) for name in categorical},
-        problems=(bad_label(label), *(infinite(name) for name in dense), *((_no_time(time),) if time else ())),
+        problems=(bad_label(label), *(infinite(name) for name in dense), *((no_time(time),) if time else ())),
         time=time,
         day=_day(time) if time else None,
         log_scale=settings.get("log_scale", True),
@@ -80,7 +85,12 @@ def _csv_file(path: Path, needed: tuple[str, ...], settings: dict[str, Any]) -> 
     time = settings.get("time")
     if time and _is_number(first_line(path, after=int(header)).rstrip("\r\n").split(delimiter)[fields.index(time)]):
         numbers.add(time)
-    columns: dict[str, Literal["number", "text"]] = {name: "number" if name in numbers else "text" for name in fields}
+    check_header(path, needed, fields, any_case=False)
+    # A column that is not read may have any name, also none or that of another column, as pandas' index has.
+    columns: dict[str, Literal["number", "text"]] = {
+        name if name in needed else f"_not_read_{number}": "number" if name in numbers else "text"
+        for number, name in enumerate(fields)
+    }
     return LogFile(path, columns, delimiter, header, quote='"')
 
 
@@ -95,6 +105,9 @@ def _parquet_file(path: Path, needed: tuple[str, ...], numbers: set[str]) -> Log
     missing = [name for name in needed if name not in schema.names]
     if missing:
         raise BadInputError(path, f"no column {', '.join(missing)}", f"one of {', '.join(schema.names)}")
+    check_header(path, needed, schema.names, any_case=True)
+    if reserved := [name for name in schema.names if name.casefold() == "file_row_number"]:
+        raise BadInputError(path, f"prepare uses the name of column {reserved[0]!r} itself", "a log without it")
     for name in numbers:
         kind = schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -108,10 +121,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _no_time(name: str) -> Problem:
-    return Problem(f"no {name}", f"a time in {name}", lambda table: table[name].isnull())
 
 
 def _number(name: str) -> Make:

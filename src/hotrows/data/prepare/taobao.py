@@ -11,7 +11,7 @@ from typing import Literal
 import ibis
 
 from hotrows.data.prepare.files import check_first_line, first_line
-from hotrows.data.prepare.log import Expression, History, Log, LogFile, Problem, Table, column
+from hotrows.data.prepare.log import Expression, History, Log, LogFile, Problem, Table, column, no_time
 
 COLUMNS: dict[str, Literal["number", "text"]] = {
     "user_id": "text",
@@ -34,7 +34,7 @@ def taobao(paths: tuple[Path, ...]) -> Log:
         problems=(
             Problem("unknown behavior", "behavior " + ", ".join(BEHAVIORS), _bad_behavior),
             Problem("no user", "a user_id", lambda table: table.user_id.isnull()),
-            Problem("no timestamp", "timestamp in seconds", lambda table: table.timestamp.isnull()),
+            Problem("no timestamp", "timestamp in seconds", no_time("timestamp").found),
         ),
         time="timestamp",
         # Days begin at midnight in Beijing.

@@ -79,9 +79,9 @@ class Engine(Protocol):
         """Apply `build` to each column, and write the result to a Parquet file, ordered by `id`.
 
         Args:
-            samples: the columns, and `weight`, how often a row counts.
+            samples: the columns, and `_weight`, how often a row counts.
             targets: the file of each column.
-            build: makes a table with `id` from a table with a column's values as `value`, and `weight`.
+            build: makes a table with `id` from a table with a column's values as `value`, and `_weight`.
         """
 
     def write_shards(

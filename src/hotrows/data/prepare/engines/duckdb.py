@@ -93,7 +93,7 @@ class DuckDB:
         for number, (name, path) in enumerate(targets.items()):
             progress(number / len(targets))
             # The query is compiled once. It reads a view, which is replaced for every column.
-            self._run(f"CREATE OR REPLACE VIEW _occurrences AS SELECT {_name(name)} AS value, weight FROM _samples")
+            self._run(f"CREATE OR REPLACE VIEW _occurrences AS SELECT {_name(name)} AS value, _weight FROM _samples")
             query = query or self._ordered(build(self._ibis.table("_occurrences")), ["id"])
             self._copy(query, path)
         progress(1.0)

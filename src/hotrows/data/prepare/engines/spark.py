@@ -59,11 +59,14 @@ class Spark:
             header=file.header,
             quote=file.quote,
             escape=file.quote or None,
+            nanValue="nan",  # Spark also reads NaN and Infinity, DuckDB reads all of these
+            positiveInf="inf",
+            negativeInf="-inf",
             mode="PERMISSIVE",
             columnNameOfCorruptRecord=_BAD_LINE,
         )
         try:
-            parts = self._keep(lines.select(*columns, _BAD_LINE), f"{name}-lines")
+            parts = self._keep(lines.select(*map(_name, [*columns, _BAD_LINE])), f"{name}-lines")
         except Exception as error:
             if is_gzip(file.path) and ("EOFException" in str(error) or "ZlibDecompressor" in str(error)):
                 line = last_readable_line(file.path)
@@ -107,7 +110,7 @@ class Spark:
     ) -> None:
         progress(0.0)
         vocabularies = [
-            self._frame(build(samples.select(value=name, weight="weight"))).withColumn(_GROUP, functions.lit(number))
+            self._frame(build(samples.select(value=name, _weight="_weight"))).withColumn(_GROUP, functions.lit(number))
             for number, name in enumerate(targets)
         ]
         # One job writes all vocabularies, because most of them are small.
