@@ -71,8 +71,10 @@ class BatchWindow:
 
     def _give_up(self, ticket: BatchTicket) -> None:
         """A batch that was announced does not come."""
-        if ticket.ahead is not None:
-            self._resolve(ticket)
+        if ticket.state is TicketState.PLANNED:
+            self._scheduler.resolve(ticket)
+        if ticket.state is TicketState.REJECTED:
+            self._announce_again(ticket)
         if ticket.state is TicketState.READY:
             assert ticket.counts is not None
             self._scheduler.cache.uncount_batch(ticket.counts)
