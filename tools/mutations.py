@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         num_alive += not fails
         found = f"fails: {test}" if fails else "NOTHING FAILS"
         print(f"[{number}/{len(chosen)}] {time.monotonic() - start:4.0f} s  {mutation.rule}: {found}", flush=True)
-    print(f"{len(chosen) - num_alive} of {len(chosen)} rules are missed by a test when they are taken out")
+    print(f"a test fails for {len(chosen) - num_alive} of {len(chosen)} rules when they are taken out")
     return 1 if num_alive else 0
 
 

@@ -131,9 +131,12 @@ class Scheduler:
         self, ticket: BatchTicket, placement: Placement, after: tuple[Event, ...] = ()
     ) -> list[BatchTicket]:
         tickets, unique, number, parts = [ticket], ticket.unique, ticket.batch_number, None
+        if ticket.coalesced is not None:
+            self.announcements.flush()
+            if ticket.coalesced is not None and ticket.coalesced.union is None:  # announcing these batches has failed
+                self.announcements.separate(ticket)
         coalesced = ticket.coalesced
         if coalesced is not None:
-            self.announcements.flush()
             assert coalesced.union is not None
             tickets, unique, parts, number = coalesced.tickets, coalesced.union, coalesced.parts, coalesced.batch_number
         scan_all = placement is not Placement.ATOMIC or self.must_scan_all(ticket)
@@ -188,6 +191,11 @@ class Scheduler:
     def resolve(self, ticket: BatchTicket) -> bool:
         """Read the counts of a plan back, waiting if needed. True if it fits: then its moves are queued."""
         while ticket.state is TicketState.PLANNED:
+            if not self._unresolved:  # a failure came before the ticket was among them
+                self._roll_back_unknown_plan()
+                self.in_flight.remove(ticket)
+                ticket.move_to(TicketState.REJECTED)
+                return False
             self._resolve_first()
         assert ticket.counts is not None
         return bool(ticket.counts.fits)

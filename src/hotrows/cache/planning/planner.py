@@ -83,6 +83,7 @@ class EagerPlanner:
             self.policy.withdraw(*self._find(unique), unique.num, batch_number)
 
     def begin_plans(self, num_plans: int, num_rows: int, scan_all: bool) -> ScanRange:
+        self._undo = None  # the caller has confirmed the last plan, rolled it back, or does neither
         self.plan_number += num_plans
         self.index.maintain(num_rows)
         # An index that gives a row the choice of a few slots does not scan.
@@ -105,7 +106,6 @@ class EagerPlanner:
             self.plan_number += num_plans
             plan = self._plan_reads(unique, rows)
         else:
-            self._undo = None
             try:
                 scan = self.begin_plans(num_plans, rows.numel(), scan_all)
                 plan = self._plan_slots(unique, rows, placement, oldest, batch_number, scan)
