@@ -52,9 +52,10 @@ class AtLine:
     def _trace_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
         if code not in self._traced:
-            # The handler itself is not a state change, and a fault inside it is the fault of the handler before it.
-            is_handler = code.co_filename.endswith("defer_sigint.py")
-            self._traced[code] = code.co_filename.startswith(self._prefixes) and not is_handler
+            # These two defer signals and take the lock, and do nothing that can fail. A fault there would be left over:
+            # SIGINT would be deferred until the program ends, and other threads would wait for the lock.
+            defers = code.co_filename.endswith(("runtime/defer_sigint.py", "runtime/exclusive.py"))
+            self._traced[code] = code.co_filename.startswith(self._prefixes) and not defers
         return self._trace_line if self._traced[code] else None
 
     def _trace_line(self, frame: FrameType, event: str, argument: Any) -> Any:

@@ -83,3 +83,8 @@ _block = _Block()
 def defer_sigint() -> _Block:
     """Deliver a SIGINT that arrives inside the block when the block ends."""
     return _block
+
+
+def is_deferring() -> bool:
+    """True inside a block of the main thread."""
+    return _State.depth > 0

@@ -16,10 +16,16 @@ class Exclusive:
 
     def __enter__(self) -> None:
         defer_sigint().__enter__()  # first, so that no interrupt can come between taking the lock and the block
-        self._lock.acquire()
+        try:
+            self._lock.acquire()
+        except BaseException:  # another signal's handler has raised while the lock was waited for
+            defer_sigint().__exit__(None, None, None)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._lock.release()
-        defer_sigint().__exit__(kind, error, traceback)
+        try:
+            self._lock.release()
+        finally:
+            defer_sigint().__exit__(kind, error, traceback)
