@@ -1,5 +1,6 @@
 """Faults at a chosen line of the library: an interrupt, or an exception, at the n-th line that a program executes."""
 
+import linecache
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -59,9 +60,20 @@ class AtLine:
         return self._trace_line if self._traced[code] else None
 
     def _trace_line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
+        if event == "line" and not _ends_a_block(frame):
             self.num_lines += 1
             if self.num_lines == self._number and self._fault is not None:
                 self.where = f"{Path(frame.f_code.co_filename).relative_to(SOURCE)}:{frame.f_lineno}"
                 self._fault()
         return self._trace_line
+
+
+def _ends_a_block(frame: FrameType) -> bool:
+    """True at a `with` statement that defers signals or takes the lock.
+
+    Python traces it a second time before it calls `__exit__`, where no handler is active any more. Only a trace function
+    can raise there: signals are handled behind calls and jumps, and there is none. What it raised would skip `__exit__`,
+    so that the lock would stay taken and SIGINT deferred.
+    """
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return line.startswith("with ") and ("exclusive" in line or "defer_sigint" in line)

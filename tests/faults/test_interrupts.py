@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import hotrows
+from hotrows.runtime.defer_sigint import is_deferring
 from tests.faults.injection import AtLine, InjectedError, fail, interrupt
 
 FAULTS: dict[str, Callable[[], None]] = {"interrupt": interrupt, "exception": fail}
@@ -137,6 +138,7 @@ def test_every_row_is_that_of_a_whole_step(name: str, fault: str) -> None:
         except (KeyboardInterrupt, InjectedError, RuntimeError):  # a finalizer or autograd may wrap the exception
             num_raised += 1
         gc.collect()
+        assert not is_deferring(), f"{fault} at line {line} ({lines.where}): SIGINT is still deferred"
         found = rows_of(bag)
         done = [num for num in (len(trained), len(trained) + 1) if num <= len(data) and same(found, expected[num])]
         assert done, f"{fault} at line {line} ({lines.where}): the rows are of no step"

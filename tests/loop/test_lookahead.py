@@ -150,6 +150,35 @@ def test_a_loop_left_early_loses_nothing(device: str) -> None:
     assert torch.equal(weights(bags), plain(data, device))
 
 
+def test_a_loop_that_is_collected_while_a_plan_is_made_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may end a loop at any moment, also in the middle of a change of state."""
+    data, bags, plain = batches(), make(), make("100%")
+    loop = look(data, bags, depth=3)
+    for ids in (next(loop), data[7]):
+        step(bags, ids)
+        step(plain, ids)
+    cycle: list[object] = [loop]
+    cycle.append(cycle)
+    del loop, cycle
+    planner = bags.schedulers[0].cache.planner
+    plan, ended_inside = planner.plan, []
+
+    def collect_and_plan(*arguments: object) -> object:
+        gc.collect()
+        ended_inside.append(bags.current is None)
+        return plan(*arguments)
+
+    monkeypatch.setattr(planner, "plan", collect_and_plan)
+    step(bags, data[20])
+    step(plain, data[20])
+    assert ended_inside == [False]
+    for ids in look(data[:5], bags):
+        step(bags, ids)
+        step(plain, ids)
+    assert bags.current is None
+    assert all(torch.equal(bags.weight(name), plain.weight(name)) for name in "ab")
+
+
 def test_an_exception_in_the_loop_loses_nothing() -> None:
     data, bags = batches(), make()
 

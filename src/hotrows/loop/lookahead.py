@@ -110,8 +110,9 @@ def _run(batches: Iterator[B], bags: LookaheadModule, depth: int, window: int, i
             yield found[0]
     finally:
         with suppress(ReferenceError):  # if all of it is collected as one cycle, there is nothing left to close
-            # A generator may be collected in any thread, also in one that the thread of the loop waits for.
-            if threading.get_ident() == thread:
+            # A generator may be collected in any thread, also in one that the thread of the loop waits for, and by the
+            # garbage collector in the middle of a change of state.
+            if threading.get_ident() == thread and not bags.exclusive.is_entered:
                 bags.close_lookahead(loop.close)
             else:
                 bags.close_lookahead_later(loop.close)

@@ -14,6 +14,11 @@ class Exclusive:
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
+    @property
+    def is_entered(self) -> bool:
+        """The calling thread is inside the block."""
+        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
     def __enter__(self) -> None:
         defer_sigint().__enter__()  # first, so that no interrupt can come between taking the lock and the block
         try:
