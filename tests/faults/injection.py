@@ -1,16 +1,19 @@
 """Faults at a chosen line of the library: an interrupt, or an exception, at the n-th line that a program executes."""
 
+import dis
 import linecache
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import hotrows
 
 SOURCE = Path(hotrows.__file__).parent
+NOP = dis.opmap["NOP"]
 CORE = ("loop", "cache", "nn", "ops", "runtime")
 
 
@@ -60,7 +63,7 @@ class AtLine:
         return self._trace_line if self._traced[code] else None
 
     def _trace_line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line" and not _ends_a_block(frame):
+        if event == "line" and not _cannot_fail(frame.f_code, frame.f_lasti, frame.f_lineno):
             self.num_lines += 1
             if self.num_lines == self._number and self._fault is not None:
                 self.where = f"{Path(frame.f_code.co_filename).relative_to(SOURCE)}:{frame.f_lineno}"
@@ -68,12 +71,15 @@ class AtLine:
         return self._trace_line
 
 
-def _ends_a_block(frame: FrameType) -> bool:
-    """True at a `with` statement that defers signals or takes the lock.
+@cache
+def _cannot_fail(code: CodeType, instruction: int, number: int) -> bool:
+    """True at two kinds of line where a trace function can raise, and neither the program nor a signal's handler can.
 
-    Python traces it a second time before it calls `__exit__`, where no handler is active any more. Only a trace function
-    can raise there: signals are handled behind calls and jumps, and there is none. What it raised would skip `__exit__`,
-    so that the lock would stay taken and SIGINT deferred.
+    Exceptions there leave the blocks around them without calling `__exit__`, so that the lock would stay taken and
+    SIGINT deferred. One kind is the `NOP` of a `try:`. The other is the end of a `with` block, where Python traces the
+    line of the statement a second time: signals are handled behind calls and jumps, of which there is none.
     """
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    if code.co_code[instruction] == NOP:
+        return True
+    line = linecache.getline(code.co_filename, number).strip()
     return line.startswith("with ") and ("exclusive" in line or "defer_sigint" in line)

@@ -34,21 +34,13 @@ class InFlight:
 
     def add(self, tickets: Sequence[BatchTicket], takes_slots: bool) -> None:
         """Tickets of one plan, which was made with the current `oldest`."""
-        oldest = self.oldest
-        num_slots = 0
-        for ticket in tickets:
-            assert ticket.plan is not None
-            self._tickets[ticket.plan.plan_number] = ticket
-            num_slots += ticket.plan.row_slots.numel()
-        if not takes_slots:
-            return
-        first, last = tickets[0].plan, tickets[-1].plan
-        assert first is not None
-        assert last is not None
-        self._protected.append((last.plan_number, num_slots))
-        since = first.plan_number if oldest is None else oldest
-        while self._protected[0][0] < since:
-            self._protected.popleft()
+        plans = [ticket.plan for ticket in tickets if ticket.plan is not None]
+        if takes_slots:  # first, because a failure in between must not leave a ticket whose slots are not counted
+            self._protected.append((plans[-1].plan_number, sum(plan.row_slots.numel() for plan in plans)))
+            since = plans[0].plan_number if self.oldest is None else self.oldest
+            while self._protected[0][0] < since:
+                self._protected.popleft()
+        self._tickets.update({plan.plan_number: ticket for plan, ticket in zip(plans, tickets, strict=True)})
 
     def remove(self, ticket: BatchTicket, last_uses: Sequence[Event] = ()) -> None:
         """A ticket is released after these events, or was rejected. Does nothing if it is not in flight."""

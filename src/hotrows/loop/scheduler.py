@@ -106,16 +106,20 @@ class Scheduler:
         self.cache.check()
         self.announcements.separate(ticket)
         self._plan_eagerly(ticket, placement, after=(record_event(self.device),))
-        self._put_in_flight([ticket], takes_slots=placement is not Placement.READ_ONLY)
-        if placement is not Placement.READ_ONLY:
-            ticket.batch_number = None  # planning has told the policy
-            self.cache.stats.on_the_spot += 1
-        may_overflow = self._may_overflow(placement)
-        if may_overflow or self.device.type != "cuda":
-            self.resolve_all()
-            assert may_overflow or not ticket.overflows
-        else:
-            self._move(ticket)
+        try:
+            self._put_in_flight([ticket], takes_slots=placement is not Placement.READ_ONLY)
+            if placement is not Placement.READ_ONLY:
+                ticket.batch_number = None  # planning has told the policy
+                self.cache.stats.on_the_spot += 1
+            may_overflow = self._may_overflow(placement)
+            if may_overflow or self.device.type != "cuda":
+                self.resolve_all()
+                assert may_overflow or not ticket.overflows
+            else:
+                self._move(ticket)
+        except BaseException:  # Nobody will train on this ticket. Its moves are queued before the next plan.
+            self.in_flight.remove(ticket)
+            raise
 
     def surely_fits(self, ticket: BatchTicket) -> bool:
         """True if a batch, and those it was coalesced with, are certain to fit beside those in flight."""
@@ -176,8 +180,8 @@ class Scheduler:
             planner.confirm()
 
     def _put_in_flight(self, tickets: list[BatchTicket], takes_slots: bool) -> None:
+        self._unresolved.extend(tickets)  # first: what is in flight is resolved, whatever fails in between
         self.in_flight.add(tickets, takes_slots)
-        self._unresolved.extend(tickets)
 
     def _may_overflow(self, placement: Placement) -> bool:
         """True unless it is certain, without waiting, that every row of the last plan has a slot."""
@@ -238,7 +242,6 @@ class Scheduler:
             self.cache.count_plan(ticket.counts, ticket.placement, ticket.plan.scanned_all and ticket.leader is None)
         if not ticket.counts.fits:
             self._reject(ticket)
-            self._unresolved.popleft()
             return
         if ticket.plan_buffer is not None:
             self.graph_planning.free_request_buffer(ticket)
@@ -254,15 +257,15 @@ class Scheduler:
             self._read_overflow(ticket, ticket.counts.overflow)
 
     def _reject(self, ticket: BatchTicket) -> None:
+        """Give up the oldest unresolved plan, which did not fit."""
         assert ticket.planned is not None
-        if ticket.state is TicketState.REJECTED:
-            return
         self._confirm(ticket.plan)  # it has no moves
         ticket.was_rejected = True
         self.in_flight.remove(ticket)
         if ticket.plan_buffer is not None:
             self.graph_planning.free_plan_buffer(ticket)
         self.streams.keep_alive_until(ticket.plan, ticket.planned)
+        self._unresolved.popleft()  # before the ticket can be announced again
         ticket.move_to(TicketState.REJECTED)
 
     def announce_again(self, ticket: BatchTicket) -> None:
