@@ -136,13 +136,15 @@ def test_no_lookups(device, random):
     assert torch.equal(batch.fused("sgd", (0.1, 0.0)), batch.cache)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="each of these sizes is a kernel that takes minutes to compile")
 @pytest.mark.parametrize(
     ("block", "chunk", "superblock"), [(32, 16, 16), (32, 32, 4), (64, 16, 8), (16, 8, 32), (4, 4, 2)]
 )
-def test_other_block_sizes(block, chunk, superblock, device, random, monkeypatch):
+def test_other_block_sizes(block, chunk, superblock, random, monkeypatch):
+    """The boundaries of blocks fall elsewhere. What is compiled for a GPU has one size, which the other tests run."""
     for name, value in (("_BLOCK", block), ("_CHUNK", chunk), ("_SUPERBLOCK", superblock)):
         monkeypatch.setattr(kernel, name, value)
-    check("adam", Batch(rows_with_hot_ones(1000, (0.4, 0.2, 0.01), random), 2, random), device)
+    check("adam", Batch(rows_with_hot_ones(1000, (0.4, 0.2, 0.01), random), 2, random), torch.device("cpu"))
 
 
 def test_first_rows_may_be_given(device, random):
