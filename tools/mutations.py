@@ -43,8 +43,8 @@ MUTATIONS = (
     ),
     Mutation(
         "slots of coalesced batches count as used by the last of them", "cache/planning/planner.py",
-        "        self.plan_number += num_plans\n        self.index.maintain(num_rows)",
-        "        self.plan_number += 1\n        self.index.maintain(num_rows)",
+        "        self.plan_number += num_plans\n        self.index.maintain(num_rows)\n        self._undo",
+        "        self.plan_number += 1\n        self.index.maintain(num_rows)\n        self._undo",
         "tests/loop/test_coalescing.py tests/test_exactness.py",
     ),
     Mutation(
@@ -70,8 +70,8 @@ MUTATIONS = (
         "tests/test_exactness.py::test_equal_to_uncached",
     ),
     Mutation(
-        "overflow copies are written back", "loop/ticket_updates.py",
-        "        scheduler.unwritten = ticket\n", "        pass\n",
+        "overflow copies are written back", "loop/overflow_copies.py",
+        "            self._unwritten = ticket\n", "            pass\n",
         "tests/test_exactness.py::test_equal_to_uncached",
     ),
     Mutation(

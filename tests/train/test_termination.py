@@ -1,18 +1,30 @@
 """Runs that are interrupted: what is on disk is a model of a whole step, or nothing under its final name."""
 
+import json
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hotrows.data.dataset import open_dataset
+from hotrows.strategies import DataKnowledge
 from hotrows.train import save
 from hotrows.train.config import RunConfig
-from hotrows.train.run import Run, evaluate_run, run
-from hotrows.train.trainer import Trainer
+from hotrows.train.run import build, evaluate_run, run, strategy_of
+from hotrows.train.timeline import Timeline
+from hotrows.train.trainer import Parts, Trainer
+from tests.train.forked_program import Programs
 from tests.train.test_run import train
 
 
@@ -23,61 +35,176 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def model_of(finished: Run) -> dict[str, torch.Tensor]:
-    saved: dict[str, Any] = torch.load(finished.directory / save.MODEL_FILE, weights_only=True)
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Programs]:
+    with Programs() as started:
+        yield started
+
+
+RUN = """
+data = "synthetic:criteo-kaggle?scale=0.0002&samples=1500&seed=3"
+device = "cpu"
+cache.size = "4%"
+model = {name = "dlrm:rmc2", dim = 4}
+optimizer = {name = "adagrad", lr = 0.05}
+dense_optimizer = {name = "adam", lr = 0.003}
+train = {batch_size = 128, epochs = 2, eval_every = 4, log_every = 5}
+"""
+Model = dict[str, torch.Tensor]
+
+
+class Recorder:
+    """An observer that keeps the model after every step, rows and dense part."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.models: list[Model] = []
+        self.losses: list[float] = []
+
+    def keep(self) -> None:
+        state = {**self._parts.model.state_dict(), **self._parts.bags.state_dict()}
+        self.models.append({name: values.clone() for name, values in state.items()})
+
+    def begin(self, num_steps: int) -> None:
+        self.keep()
+
+    def trained(self, record: dict[str, Any]) -> None:
+        self.losses.append(record["loss"])
+        self.keep()
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+@cache
+def recorded() -> Recorder:
+    """The run of `RUN`, with all rows on the device and on one thread as in `programs`."""
+    config = RunConfig.from_dict(tomllib.loads(RUN), "test")
+    config.strategy, config.train.log_every = "device", 1
+    data, threads = open_dataset(config.data), torch.get_num_threads()
+    torch.set_num_threads(1)
+    strategy = strategy_of(config, DataKnowledge(data))
+    parts = build(config, data.schema, torch.device("cpu"), strategy)
+    recorder = Recorder(parts)
+    Trainer(config, data, parts, strategy, [recorder], Timeline()).train()
+    torch.set_num_threads(threads)
+    return recorder
+
+
+def model_of(directory: Path) -> Model:
+    saved: dict[str, Any] = torch.load(directory / save.MODEL_FILE, weights_only=True)
     return {**saved["model"], **saved["bags"]}
 
 
-def interrupt_after(seconds: float, number: signal.Signals = signal.SIGINT) -> None:
-    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+def step_of(found: Model) -> int | None:
+    """The number of steps after which a run has this model."""
+    for step, expected in enumerate(recorded().models):
+        if found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found):
+            return step
+    return None
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("HOTROWS_TRAIN_INTERRUPTS", "4"))))
-def test_the_model_of_an_interrupted_run_is_that_of_its_last_step(tmp_path: Path, seed: int) -> None:
-    """Interrupts at random moments while it trains: the run has as many steps as it says, and their model."""
-    seconds = 0.15 + 0.6 * float(torch.rand((), generator=torch.Generator().manual_seed(seed)))
-    number = [signal.SIGINT, signal.SIGTERM][seed % 2]
-    original = Trainer.train
-
-    def interrupted(trainer: Trainer) -> Any:
-        interrupt_after(seconds, number)
-        try:
-            return original(trainer)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    settings: dict[str, Any] = {"train": {"batch_size": 64, "epochs": 20}, "cache": {"size": "4%"}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "train", interrupted)
-        found = train(tmp_path / "interrupted", **settings)
-    assert found.summary["interrupted"]
-    steps = found.summary["steps"]
-    if steps:
-        settings["train"]["max_steps"] = steps
-        whole = train(tmp_path / "whole", **settings)
-        expected = model_of(whole)
-        assert all(torch.equal(values, expected[name]) for name, values in model_of(found).items())
-    assert not list(found.directory.glob("*.part"))
+SIGNALS = {
+    "SIGINT": [signal.SIGINT],
+    "SIGTERM": [signal.SIGTERM],
+    "SIGINT twice": [signal.SIGINT, signal.SIGINT],
+    "SIGINT, then SIGTERM": [signal.SIGINT, signal.SIGTERM],
+}
+NUM_INTERRUPTS = int(os.environ.get("HOTROWS_TRAIN_INTERRUPTS", "8"))
 
 
+@pytest.mark.parametrize("kind", sorted(SIGNALS))
+def test_what_an_interrupted_run_leaves_is_of_a_whole_step(
+    kind: str, programs: Programs, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Signals from another process at random moments of `hotrows train`: building, training, evaluating and saving.
+
+    What is left is nothing, or a directory with a model whose rows and dense part are those of one step, and with
+    results that belong to it.
+    """
+    (tmp_path / "run.toml").write_text(RUN)
+    seconds = min(programs.run("train", "run.toml", "--out", f"whole{n}", cwd=tmp_path).seconds for n in range(2))
+    assert step_of(model_of(tmp_path / "whole0")) == len(recorded().losses) == 22
+    random, outcomes, out = torch.Generator().manual_seed(len(kind)), Counter[str](), tmp_path / "out"
+    for number in range(-(-NUM_INTERRUPTS // len(SIGNALS))):
+        moment = 1.05 * seconds * float(torch.rand((), generator=random))
+        pause = 0.03 * float(torch.rand((), generator=random))
+        first, *second = SIGNALS[kind]
+        ended = programs.run(
+            "train", "run.toml", "--out", out, cwd=tmp_path, signals=((moment, first), *((pause, s) for s in second))
+        )
+        where = f"{kind} number {number} after {moment:.4f} s, and {pause:.4f} s: code {ended.code}, {ended.output}"
+        assert "Traceback" not in ended.output, where
+        assert ended.code in ((0, 130, -signal.SIGTERM) if signal.SIGTERM in SIGNALS[kind] else (0, 130)), where
+        assert not list(tmp_path.rglob("*.part")), where
+        if ended.code == 0:
+            outcomes["after the end"] += 1
+        elif not out.exists():
+            outcomes["before the first step: nothing is left"] += 1
+        elif (out / save.MODEL_FILE).exists():
+            step = step_of(model_of(out))
+            assert step is not None, f"{where}: the model is of no step"
+            outcomes["with the model of a step"] += 1
+            if (out / "summary.json").exists():
+                check_summary(json.loads((out / "summary.json").read_text()), step, where)
+            else:
+                outcomes["with that model, and without a summary"] += 1
+        else:
+            assert second, f"{where}: {sorted(path.name for path in out.iterdir())}"
+            outcomes["twice, and without a model"] += 1
+        shutil.rmtree(out, ignore_errors=True)
+    record_property("count", f"{kind} at random moments of hotrows train: {dict(outcomes)}, 0 models of no step")
+    print(f"{kind} at random moments of hotrows train: {dict(outcomes)}, 0 models of no step")
+
+
+def check_summary(summary: dict[str, Any], step: int, where: str) -> None:
+    assert summary["steps"] == step, where
+    assert summary["interrupted"] or step == 22, where
+    if step:
+        assert summary["train"]["loss"] == pytest.approx(sum(recorded().losses[:step]) / step, rel=1e-5), where
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_the_program_starts_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    """In a process just started, which imports PyTorch when the signal comes."""
+    (tmp_path / "run.toml").write_text(RUN)
+    program = [sys.executable, "-c", "from hotrows.cli.main import app; print('started', flush=True); app()"]
+    started = subprocess.Popen(
+        [*program, "train", "run.toml", "--out", "out"], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )  # fmt: skip
+    assert started.stdout is not None
+    started.stdout.readline()
+    time.sleep(0.3)
+    started.send_signal(number)
+    _, messages = started.communicate(timeout=60)
+    assert started.returncode == (130 if number == signal.SIGINT else -signal.SIGTERM)
+    assert "Traceback" not in messages
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+@pytest.mark.parametrize("failing", ["valid", "test"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("a damaged shard")])
-def test_the_model_is_on_disk_before_the_test_is_evaluated(
-    tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+def test_the_model_is_on_disk_before_it_is_evaluated(
+    tmp_path: Path, error: BaseException, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate = Trainer.evaluate
 
     def fails(trainer: Trainer, split: str, step: int) -> dict[str, float] | None:
-        if split == "test":
+        if split == failing:
             raise error
         return evaluate(trainer, split, step)
 
     monkeypatch.setattr(Trainer, "evaluate", fails)
+    settings = {"train": {"eval_every": 1000}}  # a single evaluation on the validation split, the last one
     if error is KeyboardInterrupt:
-        assert train(tmp_path / "run").summary["interrupted"]
+        assert train(tmp_path / "run", **settings).summary["interrupted"]
     else:
         with pytest.raises(OSError, match="a damaged shard"):
-            train(tmp_path / "run")
+            train(tmp_path / "run", **settings)
     monkeypatch.undo()
     assert evaluate_run(tmp_path / "run")["test"]["auc"] > 0.5
 

@@ -22,7 +22,7 @@ def cache_rows(cache: int | str, num_rows: int, record_bytes: int) -> int:
 
 
 def check_cache(cache: int | str) -> None:
-    """Raise where `cache` cannot be read, before any table is made."""
+    """Raise if `cache` cannot be read, before any table is made."""
     _parse(cache, 1, 1)
 
 

@@ -72,7 +72,7 @@ class RowCache:
             rows: int64 [N], numbered table after table.
 
         Returns:
-            The unique rows, and their numbers table after table where the store has them in another order.
+            The unique rows. If the store has them in another order, also their numbers table after table, else None.
         """
         unique = unique_rows(rows)
         if self.numbering is None:
@@ -90,12 +90,12 @@ class RowCache:
             plan.is_moved = True
 
     def read_overflow(self, plan: Plan) -> None:
-        """Copy the rows of a plan that got no slot behind the last slot."""
+        """Copy those rows of a plan that got no slot to the overflow buffer."""
         nothing = torch.full_like(plan.overflow_rows, NO_ROW)
         self.move(Moves(plan.overflow_slots, nothing, plan.overflow_rows, plan.num_overflow))
 
     def write_overflow(self, plan: Plan) -> None:
-        """Write those copies back to the store."""
+        """Write the overflow copies of a plan back to the store."""
         nothing = torch.full_like(plan.overflow_rows, NO_ROW)
         self.move(Moves(plan.overflow_slots, plan.overflow_rows, nothing, plan.num_overflow))
 
@@ -142,7 +142,7 @@ class RowCache:
             stats.shrinks += was_rejected
 
     def uncount_batch(self, counts: Counts) -> None:
-        """Take a batch back that was planned ahead and never trained: it looked nothing up, though its rows moved."""
+        """Uncount a batch that was planned ahead and never trained. Its moves stay counted, because they happened."""
         stats = self.stats
         stats.batches -= 1
         stats.lookups -= counts.lookups

@@ -14,7 +14,7 @@ from hotrows.optim import RowOptimizer
 
 @dataclass
 class LookupGrads:
-    """Gradients of the bags of one forward pass, and each lookup's share of its bag's; see `ops.segment_sum`."""
+    """The gradients of the bags of one forward pass, and what each lookup gets of them; see `ops.segment_sum`."""
 
     grad: Tensor  # float32 or bfloat16 [bags, D]
     bag_of: Tensor | None = None

@@ -5,7 +5,7 @@ cache and the others from the store, and the next batch is computed with what wa
 use is then one update old. Only what the forward pass reads is old: gradients are applied to the record as it is by
 then, so that no update is lost.
 
-Reads and updates take turns in a fixed order, so the result is the same every time: a batch is read after the update
+Reads and updates alternate in a fixed order, so the result is the same every time: a batch is read after the update
 of the batch before the current one, and the current batch's update waits for that read.
 """
 
@@ -30,7 +30,7 @@ class StaleReads:
 
     def __init__(self, device: torch.device) -> None:
         self._num_stale = torch.zeros((), dtype=torch.int64, device=device)
-        self.last: Event | None = None  # the point at which the last of them is done
+        self.last: Event | None = None  # behind the last of these reads
 
     def count(self, read: StaleRead, records: Tensor, row_slots: Tensor) -> None:
         """Compare a read, once, with the records [S, W] at the moment it is used."""

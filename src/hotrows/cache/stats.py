@@ -17,10 +17,10 @@ class Stats:
     bytes_out: int = 0  # cache → store
     overflow: int = 0  # rows that went through the overflow buffer
     shrinks: int = 0  # plans rejected because the batches in flight left no room
-    on_the_spot: int = 0  # batches that were not looked ahead
+    on_the_spot: int = 0  # batches not looked ahead, and updates of gathered gradients, which are planned like batches
     read_rows: int = 0  # unique rows read without training (eval, no_grad)
     stale: int = 0  # rows read early and updated before their batch trained (`cache.stale_reads`)
-    stalls: int = 0  # batches whose rows had not arrived when their forward pass began
+    stalls: int = 0  # moves and stale reads that were not complete when the host made the caller wait
     stall_seconds: float = 0.0  # on the CPU; a GPU's host does not wait
 
     @property

@@ -24,7 +24,7 @@ class CacheStreams:
         self.moving: WorkStream
         self.planning, self.moving = make_streams(device)
         self.last_plan: Event = record_event(device)
-        self._last_move: Event | None = None  # outside the planning graph, since the graph last waited for one
+        self._last_move: Event | None = None  # the last move that the planning graph must still wait for
         self._kept_alive: deque[tuple[tuple[Event, ...], object]] = deque()
 
     def submit_plan(self, work: Callable[[], None], after: Iterable[Event] = ()) -> Event:

@@ -31,8 +31,8 @@ class ZeroCopy:
     """The store exchanges rows itself: for one in host memory, a kernel reads and writes it without the CPU.
 
     Args:
-        sm_scale: how many times as many multiprocessors as usual may move rows. More than 1 finishes moves that have
-            less time than a training step, and slows down what trains beside them.
+        sm_scale: scales the number of multiprocessors that may move rows. More than 1 suits moves that have less time
+            than a training step, and slows down the training beside them.
     """
 
     waits = False
@@ -48,8 +48,8 @@ class ZeroCopy:
 class BlockTransmitter:
     """Rows are gathered into a block, the block is copied, and its rows are scattered (FreqCache's transmitter).
 
-    There is one block on the host and one on the device, both of bounded size: more rows take several passes. The host
-    waits for the device, because it must know the row numbers to gather them. So this works with every store.
+    There is one block on the host and one on the device, both of bounded size: more rows take several passes. It works
+    with every store. The host waits for the device, because it must know the row numbers to gather the rows.
 
     Args:
         buffer_rows: the most rows of a block.
@@ -74,7 +74,7 @@ class BlockTransmitter:
         slots = moves.slots
         count = filled(slots, moves.num)
         listed = torch.arange(count, device=slots.device) < moves.num
-        # No row is both written and read by the moves, so that all records can leave their slots first.
+        # No row is both written and read by the moves, so all records can leave their slots first.
         for leaving, rows in ((True, moves.rows_out[:count]), (False, moves.rows_in[:count])):
             (moving,) = torch.nonzero((rows >= 0) & listed, as_tuple=True)
             chosen_slots, chosen_rows = slots[moving].long(), rows[moving].cpu()

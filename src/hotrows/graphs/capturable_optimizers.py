@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from hotrows.graphs.optimizer_snapshot import OptimizerSnapshot
 from hotrows.optim import RowOptimizer
+from hotrows.runtime.defer_sigint import defer_sigint
 
 CAPTURABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 ADAPTED = {"fused": True, "foreach": False, "capturable": True}  # settings of an adapted parameter group
@@ -41,9 +43,11 @@ def observe_optimizers(
             found[id(optimizer)] = optimizer
             before_step(optimizer)
 
-    handle = register_optimizer_step_pre_hook(note)
+    handle: RemovableHandle | None = None
     mode = torch.cuda.get_sync_debug_mode()
     try:
+        with defer_sigint():  # an interrupt comes when the hook can be removed
+            handle = register_optimizer_step_pre_hook(note)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode(max(mode, 1))
@@ -54,8 +58,10 @@ def observe_optimizers(
             elif not any(text in str(warning.message) for text in _CAUSED_HERE):
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     finally:
-        torch.cuda.set_sync_debug_mode(mode)
-        handle.remove()
+        with defer_sigint():
+            torch.cuda.set_sync_debug_mode(mode)
+            if handle is not None:
+                handle.remove()
 
 
 # Warnings of PyTorch that hotrows causes: the debug mode is a prototype, and an adapted optimizer takes eager steps.
@@ -153,7 +159,7 @@ class AdaptedOptimizer:
         group["lr"] = rate
 
     def restore(self) -> None:
-        """Give each group its own settings, with the present learning rate, and put step counts where these have them.
+        """Give each group its own settings back, with the present learning rate, and its step counts moved accordingly.
 
         Settings that the user has changed since stay.
         """
@@ -228,11 +234,11 @@ def check_capturable(optimizer: torch.optim.Optimizer, device_type: str) -> None
     name = type(optimizer).__name__
     if type(optimizer) not in CAPTURABLE:
         known = ", ".join(kind.__name__ for kind in CAPTURABLE)
-        raise CannotCaptureError(f"torch.optim.{name} cannot be captured: use {known} for the dense part")
+        raise CannotCaptureError(f"{name} cannot be captured: use {known} of torch.optim for the dense part")
     for group in optimizer.param_groups:
         params = [param for param in group["params"] if param.requires_grad]
         if any(param.device.type != device_type or not param.is_floating_point() for param in params):
-            raise CannotCaptureError(f"{name} has parameters that are not on the device, or no floats")
+            raise CannotCaptureError(f"{name} has parameters that are not on the device, or are not floats")
         if any(param.grad is not None and param.grad.is_sparse for param in params):
             raise CannotCaptureError(f"{name} has sparse gradients, which its fused implementation does not take")
         if group.get("differentiable"):

@@ -27,10 +27,10 @@ UPDATE_PRIORITY = -1
 
 
 class StepStreams:
-    """The streams of a step beside the caller's stream, in which its graph is replayed.
+    """The streams that a step uses beside the caller's stream. Its graph is replayed in the caller's stream.
 
     Attributes:
-        copying: inputs are copied to the device in it.
+        copying: the stream in which inputs are copied to the device.
         updating: in a captured step, the branch of the graph that updates rows.
     """
 
@@ -121,7 +121,7 @@ class CapturedStep:
         return updates
 
     def __del__(self) -> None:
-        """Wait for the device: a queued graph reads pinned memory, which PyTorch must not hand out again before."""
+        """Wait for the device: PyTorch must not reuse the pinned memory while a queued graph still reads it."""
         if hasattr(self, "_done") and not sys.is_finalizing():
             self._done.synchronize()
             self._copied.synchronize()  # also for inputs that were copied for a replay that failed
@@ -144,8 +144,9 @@ class CapturedStep:
         if cuda_private.current_device_index() != self._device.index:
             with torch.cuda.device(self._device):
                 return self.replay(leaves, tickets, stream)
-        # The host writes what the last replay of this graph reads. That replay was of the batch that had the plan
-        # buffers before, and the plan of this batch has waited for it; unless a batch is trained on twice.
+        # The host overwrites what the last replay of this graph reads, so that replay must be complete. It usually is:
+        # it trained the batch that had the plan buffers before, and the plan of this batch has waited for it. The host
+        # waits here only if a batch is trained on twice.
         self._done.synchronize()
         output = self._outputs.next(stream)
         on_device = self._copy_inputs(leaves, stream)
@@ -209,7 +210,7 @@ class _CachePart:
         """Count one optimizer step, and give the next replay its numbers.
 
         The ids of a batch in a plan buffer were checked when its iteration began, so its own step always counts. But
-        batches that were planned on the spot before it may still be unchecked.
+        earlier batches that were planned in their own iteration may still be unchecked.
         """
         self.scheduler.bad_ids.uncount_bad_steps(wait=self._optimizer.depends_on_step)
         hyper = self.scheduler.updater.next_step()

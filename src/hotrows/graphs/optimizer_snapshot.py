@@ -53,7 +53,7 @@ class OptimizerSnapshot:
 
     def _still_holds(self) -> bool:
         """True if what a captured step needs is there, although something has changed."""
-        optimizer, groups = self._optimizer, self._optimizer.param_groups  # loading a state makes new ones
+        optimizer, groups = self._optimizer, self._optimizer.param_groups  # `load_state_dict` makes new groups
         if optimizer.state is not self._state or len(groups) != len(self._groups):
             return False
         for position, (group, noted, rate) in enumerate(zip(groups, self._groups, self.rates, strict=True)):
@@ -110,6 +110,6 @@ def _identities(params: list[Tensor]) -> tuple[list[int], list[int], list[bool]]
 
 
 def _numbers(group: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The numbers that a step reads. The learning rate is a tensor, and a scheduler alone reads its first value."""
+    """The numbers that a step reads. The learning rate is a tensor, and only a scheduler reads "initial_lr"."""
     kept = group.keys() - {"params", "initial_lr"}
     return [(name, group[name]) for name in kept if not isinstance(group[name], Tensor)]

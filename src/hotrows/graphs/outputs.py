@@ -50,9 +50,9 @@ class GraphOutputs:
         self._allocated: list[list[Tensor]] = [[] for _ in self._on_device]
 
     def next(self, stream: torch.cuda.Stream) -> Any:
-        """The output of the next replay, of which the tensors on the device are still to be written.
+        """The output of the next replay, which writes those of its tensors that are on the device.
 
-        The replay before must be complete, because it reads the addresses.
+        The last replay must be complete, because it reads the addresses that this call overwrites.
 
         Args:
             stream: the current stream, in which the graph is replayed next.

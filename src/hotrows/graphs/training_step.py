@@ -29,7 +29,7 @@ logger = logging.getLogger("hotrows")
 
 PRIORITY = -5  # of the step's kernels: if planning and training compete for the device, training goes first
 WARM_UP = 3  # The first steps run eagerly. They compile kernels and show which optimizers there are.
-# Captures beyond one in eight replays. A step that must be captured again and again is faster if it runs eagerly.
+# Captures that are allowed beyond one for eight replays. A step that is captured again and again is faster eagerly.
 SPARE_CAPTURES = 64
 
 

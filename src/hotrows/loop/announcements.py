@@ -53,7 +53,7 @@ class Announcements:
 
         Args:
             make: makes the rows from tensors of the caller's stream, and keeps these tensors alive.
-            describe: words for what `CheckedRows.bad` found.
+            describe: makes the error message for what `CheckedRows.bad` found.
             ids: the user's tensors that decide the rows.
             to_policy: also tell the policy that the batch will come.
         """

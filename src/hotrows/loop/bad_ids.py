@@ -27,16 +27,19 @@ class BadIdChecks:
     def check(self, wait: bool = True) -> None:
         """Raise `BadIdError` for the first bad batch among those to be checked later."""
         while self._unchecked and (wait or self._unchecked[0].is_announcement_done()):
-            ticket = self._unchecked.popleft()
             try:
-                ticket.check_ids()
+                self._unchecked[0].check_ids()
             except BadIdError:
+                self._unchecked.popleft()
                 self.uncount_bad_steps(wait=True)
                 raise
+            self._unchecked.popleft()
 
     def note_step(self, tickets: tuple[BatchTicket, ...]) -> None:
         """An optimizer step of these batches was counted."""
-        if all(ticket.bad_id is not None and not ticket.checked for ticket in tickets):
+        if all(ticket.is_bad for ticket in tickets):
+            self._updater.steps -= 1  # the host has found out before the step, as it may within `accumulate`
+        elif all(ticket.is_bad or (ticket.bad_id is not None and not ticket.checked) for ticket in tickets):
             self._steps.append(tickets)
 
     def uncount_bad_steps(self, wait: bool) -> None:
@@ -49,8 +52,9 @@ class BadIdChecks:
             tickets = self._steps[0]
             if not wait and not all(ticket.is_announcement_done() for ticket in tickets):
                 return
+            had_no_rows = all(_is_bad(ticket) for ticket in tickets)
             self._steps.popleft()
-            if all(_is_bad(ticket) for ticket in tickets):
+            if had_no_rows:
                 self._updater.steps -= 1
 
 

@@ -2,7 +2,7 @@
 
 Pure Python without tensors. It is told whether plans fit and answers how far ahead to plan.
 
-A plan is known to fit or not only some iterations after it was queued. If it does not fit, batches behind it may have
+Whether a plan fits is known only some iterations after it was queued. If it does not fit, batches behind it may have
 been planned meanwhile and have taken its room. So the depth shrinks below the rejected batch, and one more batch is
 probed seldom, with a back-off that doubles. While a probe is unresolved, nothing is planned behind it: a later plan
 could take the probe's room, and the probe, retried, would then keep every slot used since from being evicted.
@@ -14,7 +14,8 @@ plan need not wait for it. Where there is no room for that, it is released at on
 from enum import Enum
 
 READBACK_LAG = 2  # iterations after which the host reads the counts of a plan made in the planning graph
-BACK_OFF = 32  # iterations until one batch more is probed; doubles after each probe that fails
+# Iterations until the next probe. They double each time the depth shrinks, and each time a RETAIN_LAST probe fails.
+BACK_OFF = 32
 MOST_BACK_OFF = 1024
 
 
@@ -36,7 +37,7 @@ class DepthController:
         self._full = depth + READBACK_LAG
         self.depth = self._full  # batches after the current one that may be planned
         self.retains_last = True  # the batch that has just trained stays in flight for one iteration
-        self._known_depth = self._full  # the most for which there was room, or that has not failed yet
+        self._known_depth = self._full  # the largest depth known to have room; at first, the full depth is assumed to
         self._known_retains_last = True
         self._iteration = 0
         self._depth_changed = self._last_changed = 0  # the iterations in which they changed
@@ -92,8 +93,8 @@ class DepthController:
     def rejected(self, probe: Probe | None, distance: int, beside_last: bool) -> None:
         """A plan had no room. What was probed is given up; otherwise the depth shrinks below the rejected batch.
 
-        If the rejected batch is the next one and the last batch was in flight beside it, the last batch took its room:
-        then the depth stays and the last batch is no longer kept.
+        If the rejected batch is the current or the next one, and the last batch was in flight beside it, the last batch
+        took its room. Then the last batch is no longer retained, and the depth shrinks only to the rejected batch.
         """
         # Far ahead, the batch before the rejected one has taken room that nearer batches may need: give up both.
         depth = distance - (1 if distance <= READBACK_LAG + 1 else 2)
@@ -112,7 +113,7 @@ class DepthController:
 
     def stop_retaining_last(self) -> None:
         if self.retains_last:
-            # A probe a moment ago failed, or a batch is larger than the others.
+            # If retaining it was only a probe, the probe has failed. Otherwise a batch is larger than the others.
             failed_probe = not self._known_retains_last
             self._last_back_off = min(2 * self._last_back_off, MOST_BACK_OFF) if failed_probe else BACK_OFF
             self.retains_last, self._last_changed = False, self._iteration

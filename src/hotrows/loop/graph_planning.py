@@ -3,7 +3,7 @@
 A graph works on fixed memory. A batch is announced into a request buffer and planned into the plan buffers that belong
 to it. It gives up the request buffer once its plan is known to fit, and the plan buffer when it is released. One replay
 announces one group of coalesced batches and plans another. So an announcement joins the next replay that plans, unless
-the host is about to wait for that plan: it would wait longer.
+the host is about to wait for that plan, because the host would then wait longer.
 """
 
 import weakref
@@ -48,8 +48,8 @@ class GraphPlanning:
         self._in_request_buffer: dict[int, CoalescedBatches] = {}
         self._in_plan_buffer: dict[int, BatchTicket] = {}  # the ticket that used each plan buffer last
         self._last_uses: dict[int, Sequence[Event]] = {}  # of the plan buffers of released tickets
-        self._gathering: CoalescedBatches | None = None  # further batches may join them
-        self._to_announce: CoalescedBatches | None = None  # with the next plan
+        self._gathering: CoalescedBatches | None = None  # batches that further ones may join
+        self._to_announce: CoalescedBatches | None = None  # batches that the next plan takes along
         self._failure: BaseException | None = None  # why the last replay failed, if it did
         self._on_cuda = scheduler.device.type == "cuda"
         self._num_announced = 0
@@ -57,6 +57,7 @@ class GraphPlanning:
 
     def open(self, depth: int, window: int) -> None:
         """A loop begins. What an interrupted loop left in the buffers is given up."""
+        self._scheduler.resolve_all()  # a plan that fits gives up its request buffer
         self._depth, self._window = depth, window
         self._gathering = self._to_announce = None
         for coalesced in list(self._in_request_buffer.values()):
@@ -304,7 +305,7 @@ class GraphPlanning:
         """A planning graph for batches of this shape; None if there can be none now."""
         scheduler = self._scheduler
         if ids.numel() == 0 or self._depth == 0:
-            return None  # without depth, rows move in their batch's iteration, and those of the graph move before
+            return None  # with depth 0, rows move in their batch's iteration, but a graph moves them when it plans
         from hotrows.cache.planning.planning_graph import PlanningGraph, batches_to_coalesce
 
         if self._in_request_buffer or any(ticket.plan_buffer is not None for ticket in scheduler.in_flight):
@@ -313,11 +314,11 @@ class GraphPlanning:
         cache = scheduler.cache
         num_lookups = ids.shape[0] * columns.first_row.numel()
         chosen = scheduler.coalesce or batches_to_coalesce(cache.planner, num_lookups, self._depth, self._window)
-        held = weakref.proxy(cache)  # the cache must not be kept alive by its own graph
+        cache_proxy = weakref.proxy(cache)  # the cache must not be kept alive by its own graph
         with writable_state():
             self.graph = PlanningGraph(
                 cache.planner, columns, ids.shape, ids.dtype, self._depth, self._window, cache.store.num_rows,
-                scheduler.device, lambda moves: held.move(moves), 1 if scheduler.announcements.is_separate else chosen,
+                scheduler.device, lambda moves: cache_proxy.move(moves), 1 if scheduler.announcements.is_separate else chosen,
             )  # fmt: skip
         record_event(scheduler.device).synchronize()
         self._in_plan_buffer.clear()

@@ -27,13 +27,20 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._tickets)
 
+    def __contains__(self, ticket: BatchTicket) -> bool:
+        return ticket.plan is not None and self._tickets.get(ticket.plan.plan_number) is ticket
+
     @property
     def oldest(self) -> int | None:
         """The lowest plan number in flight."""
         return next(iter(self._tickets), None)
 
     def add(self, tickets: Sequence[BatchTicket], takes_slots: bool) -> None:
-        """Tickets of one plan, which was made with the current `oldest`."""
+        """Put the tickets of a batch, or of coalesced batches, in flight. They were planned with the current `oldest`.
+
+        Args:
+            takes_slots: false for a plan that only reads, which marks no slot as used.
+        """
         plans = [ticket.plan for ticket in tickets if ticket.plan is not None]
         if takes_slots:  # first, because a failure in between must not leave a ticket whose slots are not counted
             self._protected.append((plans[-1].plan_number, sum(plan.row_slots.numel() for plan in plans)))
@@ -42,8 +49,12 @@ class InFlight:
                 self._protected.popleft()
         self._tickets.update({plan.plan_number: ticket for plan, ticket in zip(plans, tickets, strict=True)})
 
+    def note_failed_plan(self, plan_number: int) -> None:
+        """Planning has failed half-way. The plan may have marked any slot as used before it was rolled back."""
+        self._protected.append((plan_number, self._num_slots))
+
     def remove(self, ticket: BatchTicket, last_uses: Sequence[Event] = ()) -> None:
-        """A ticket is released after these events, or was rejected. Does nothing if it is not in flight."""
+        """Take out a ticket that was rejected, or released after these events. Does nothing if it is not in flight."""
         assert ticket.plan is not None
         self._tickets.pop(ticket.plan.plan_number, None)
         if last_uses:

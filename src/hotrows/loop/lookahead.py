@@ -35,7 +35,7 @@ class LookaheadModule(Protocol):
         """A loop begins; `close` ends it."""
 
     def close_lookahead(self, close: Callable[[], None] | None = None) -> None:
-        """End the open loop (only the given one, if given): there can be one at a time."""
+        """End the open loop; there is at most one. If `close` is given, end only the loop that it ends."""
 
     def close_lookahead_later(self, close: Callable[[], None]) -> None:
         """The same from a thread that must not wait."""
@@ -59,8 +59,8 @@ def lookahead(
     Args:
         bags: the `EmbeddingBagCollection` or `EmbeddingBag` that will look the batches up.
         depth: how many batches ahead rows are moved. It shrinks by itself while the cache is too small for it.
-        window: how many batches ahead ids are known to the policy, the current one included; at most 64, and more
-            than `depth`.
+        window: how many batches ahead ids are known to the policy, the current one included; at most 64. It is raised
+            to `depth` + 3 if it is smaller.
         ids: picks what the bags will be called with from a batch; for an `EmbeddingBag` the input, or a tuple
             (input, offsets). Pass the same tensors to the bags.
 
@@ -76,6 +76,7 @@ def lookahead(
         raise ValueError(f"bags are a {type(bags).__name__}, give an EmbeddingBagCollection or an EmbeddingBag")
     loop = _run(iter(loader), bags, depth, max(window, min(depth + 3, WINDOW_LIMIT)), ids)
     if not _open_loops:
+        atexit.unregister(_close_open_loops)
         atexit.register(_close_open_loops)
     _open_loops.add(loop)
     return loop
@@ -110,8 +111,8 @@ def _run(batches: Iterator[B], bags: LookaheadModule, depth: int, window: int, i
             yield found[0]
     finally:
         with suppress(ReferenceError):  # if all of it is collected as one cycle, there is nothing left to close
-            # A generator may be collected in any thread, also in one that the thread of the loop waits for, and by the
-            # garbage collector in the middle of a change of state.
+            # A generator may be collected in any thread. If the loop's thread waits for that one, waiting for the lock
+            # would be a deadlock. It may also be collected in the middle of a change of state.
             if threading.get_ident() == thread and not bags.exclusive.is_entered:
                 bags.close_lookahead(loop.close)
             else:

@@ -37,11 +37,11 @@ def pin(scheduler: Scheduler, rows: Tensor) -> None:
         return
     with scheduler.exclusive:
         ticket = _bring_in(scheduler, rows)
-        scheduler.resolve_all()
-        assert ticket.counts is not None
-        assert ticket.plan is not None
-        row_slots = ticket.plan.row_slots
         try:
+            scheduler.resolve_all()
+            assert ticket.counts is not None
+            assert ticket.plan is not None
+            row_slots = ticket.plan.row_slots
             if ticket.counts.overflow:
                 raise ValueError(
                     f"{ticket.counts.unique:,} rows to pin, but {ticket.counts.overflow:,} of them find no slot in a "
@@ -58,8 +58,9 @@ def unpin(scheduler: Scheduler) -> None:
     """Let pinned rows be evicted again."""
     pinned = scheduler.cache.planner.pinned
     if pinned is not None:
-        scheduler.streams.submit_plan(lambda: _clear(pinned))
-        scheduler.cache.num_pinned = 0
+        with scheduler.exclusive:
+            scheduler.streams.submit_plan(lambda: _clear(pinned))
+            scheduler.cache.num_pinned = 0
 
 
 def _bring_in(scheduler: Scheduler, rows: Tensor) -> BatchTicket:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hotrows.cache import maintenance, overflow
+from hotrows.cache import maintenance
 from hotrows.cache.planning.protocol import Counts, Placement, Plan
 from hotrows.cache.row_cache import RowCache
 from hotrows.cache.row_updater import RowUpdater
@@ -25,6 +25,7 @@ from hotrows.loop.announcements import Announcements
 from hotrows.loop.bad_ids import BadIdChecks
 from hotrows.loop.graph_planning import GraphPlanning
 from hotrows.loop.in_flight import InFlight
+from hotrows.loop.overflow_copies import OverflowCopies
 from hotrows.loop.ticket import BatchTicket, TicketState
 from hotrows.runtime.exclusive import Exclusive
 from hotrows.runtime.readback import Readback, start_readback
@@ -53,6 +54,7 @@ class Scheduler:
         self.streams = CacheStreams(cache.device)
         self.in_flight = InFlight(cache.num_slots, cache.device)
         self.bad_ids = BadIdChecks(updater)
+        self.overflow_copies = OverflowCopies(self)
         self.coalesce: int | None = None
         self.stale_reads: StaleReads | None = None
         self.graph_planning = GraphPlanning(self)
@@ -60,7 +62,6 @@ class Scheduler:
         self.uses_graph = self.reason_without_graph() is None
         self._unresolved: deque[BatchTicket] = deque()  # planned; their counts are on the way to the host
         self._release_later: deque[BatchTicket] = deque()
-        self.unwritten: BatchTicket | None = None  # its overflow copies may have been updated and not written back
 
     @property
     def planning_graph(self) -> "PlanningGraph | None":
@@ -91,12 +92,16 @@ class Scheduler:
         self.catch_up()
         self._resolve_unmoved()
         self.cache.check()
-        tickets = self.graph_planning.plan(ticket, soon)
-        if not tickets:
-            if ticket.coalesced is not None and ticket.coalesced.request_buffer >= 0:
-                self.announcements.separate(ticket)
-            tickets = self._plan_eagerly(ticket, Placement.ATOMIC)
-        self._put_in_flight(tickets, takes_slots=True)
+        try:
+            tickets = self.graph_planning.plan(ticket, soon)
+            if not tickets:
+                if ticket.coalesced is not None and ticket.coalesced.request_buffer >= 0:
+                    self.announcements.separate(ticket)
+                tickets = self._plan_eagerly(ticket, Placement.ATOMIC)
+            self._put_in_flight(tickets, takes_slots=True)
+        except BaseException:
+            self.in_flight.note_failed_plan(self.cache.planner.plan_number)
+            raise
         return tickets
 
     def plan_now(self, ticket: BatchTicket, placement: Placement) -> None:
@@ -105,9 +110,13 @@ class Scheduler:
         self._resolve_unmoved()
         self.cache.check()
         self.announcements.separate(ticket)
-        self._plan_eagerly(ticket, placement, after=(record_event(self.device),))
         try:
+            self._plan_eagerly(ticket, placement, after=(record_event(self.device),))
             self._put_in_flight([ticket], takes_slots=placement is not Placement.READ_ONLY)
+        except BaseException:
+            self.in_flight.note_failed_plan(self.cache.planner.plan_number)
+            raise
+        try:
             if placement is not Placement.READ_ONLY:
                 ticket.batch_number = None  # planning has told the policy
                 self.cache.stats.on_the_spot += 1
@@ -128,7 +137,7 @@ class Scheduler:
         return self.in_flight.surely_fits(num_rows, self.cache.num_pinned, self.cache.planner.plan_number + 1)
 
     def must_scan_all(self, ticket: BatchTicket) -> bool:
-        """A range of slots had too few victims for this batch before, or may have too few because some are pinned."""
+        """True if a range of slots may have too few victims: a plan of this batch was rejected, or slots are pinned."""
         return ticket.was_rejected or self.cache.num_pinned > 0
 
     def _plan_eagerly(
@@ -152,7 +161,7 @@ class Scheduler:
             made.extend((plan, start_readback(plan.counts)) for plan in plans)
 
         event = self.streams.submit_plan(work)
-        # What was released before this plan was made is what its moves wait for.
+        # The moves wait for the batches that were released before this plan was made.
         move_after = (*self.in_flight.released, *after)
         for planned, (plan, readback) in zip(tickets, made, strict=True):
             readback.completes_at(event)
@@ -210,7 +219,7 @@ class Scheduler:
 
     def catch_up(self) -> None:
         """Do whatever can be done without waiting: release, free, and resolve what has arrived."""
-        self.write_back_overflow()
+        self.overflow_copies.write_back()
         while self._release_later:
             self.release(self._release_later.popleft())
         self.streams.free_completed()
@@ -253,8 +262,11 @@ class Scheduler:
         elif ticket.state is TicketState.PLANNED:  # the planning graph has moved its rows
             ticket.move_to(TicketState.READY)
         self._unresolved.popleft()
-        if is_moved_now and ticket.counts.overflow:
-            self._read_overflow(ticket, ticket.counts.overflow)
+        if ticket not in self.in_flight:  # after a failure nobody else keeps the plan alive until it is read
+            assert ticket.ready is not None
+            self.streams.keep_alive_until(ticket, ticket.ready)
+        elif is_moved_now and ticket.counts.overflow:
+            self.overflow_copies.read(ticket, ticket.counts.overflow)
 
     def _reject(self, ticket: BatchTicket) -> None:
         """Give up the oldest unresolved plan, which did not fit."""
@@ -289,34 +301,6 @@ class Scheduler:
                 lambda: cache.move_planned(plan), (ticket.planned, *ticket.move_after)
             )
         ticket.move_to(TicketState.READY)
-
-    def _read_overflow(self, ticket: BatchTicket, num: int) -> None:
-        cache, plan = self.cache, ticket.plan
-        assert plan is not None
-        try:
-            overflow.reserve(cache, self.streams, num)
-        except BaseException:
-            self.release(ticket)  # its rows are where the index says; only the copies could not be made
-            raise
-        ticket.ready = self.streams.submit_move(lambda: cache.read_overflow(plan), (self.streams.last_plan,))
-
-    def write_back_overflow(self) -> None:
-        """Write the overflow copies of the last update back to the store, if that has not been done.
-
-        A failure between an update and its write-back is made good here, before anything else is planned. Copies that
-        were not updated have the values of the store, so writing them back changes nothing.
-        """
-        ticket = self.unwritten
-        if ticket is None:
-            return
-        cache, plan = self.cache, ticket.plan
-        assert plan is not None
-        assert ticket.counts is not None
-        ticket.ready = self.streams.submit_move(
-            lambda: cache.write_overflow(plan), (record_event(self.device), self.streams.last_plan)
-        )
-        cache.stats.bytes_out += ticket.counts.overflow * cache.record_bytes
-        self.unwritten = None
 
     def acquire(self, ticket: BatchTicket) -> Plan:
         """Make the caller's stream wait until the rows of a plan are there."""
@@ -373,7 +357,7 @@ class Scheduler:
 
     def _complete_plans(self) -> None:
         """Queue the moves of every plan."""
-        self.write_back_overflow()
+        self.overflow_copies.write_back()
         self._roll_back_unknown_plan()
         self.resolve_all()
 

@@ -67,14 +67,16 @@ class BatchTicket:
     ids: tuple[Tensor, ...]  # the user's tensors that decide the rows, kept alive
     unique_count: Readback
     bad_id: Readback | None  # the first bad id, if any
-    describe: Callable[[list[int]], str] | None  # words for a bad id
+    describe: Callable[[list[int]], str] | None  # makes the error message for a bad id
     rows_by_table: Tensor | None = None  # the unique rows numbered table after table, if the store has another order
-    batch_number: int | None = None  # announced under this number by itself; None if coalesced, withdrawn or planned
+    # The number of its own announcement; None if it was coalesced, withdrawn, taken over or planned in its iteration.
+    batch_number: int | None = None
     announced: Event | None = None  # None until the announcement is queued
     coalesced: "CoalescedBatches | None" = None  # until the plan is known to fit
     error: BaseException | None = None  # why the announcement failed
     checked: bool = False  # the host has looked at `bad_id`
-    was_rejected: bool = False  # a plan that searched a part of the slots for victims found too few
+    is_bad: bool = False  # and has found a bad id
+    was_rejected: bool = False  # an earlier plan was rejected, so the next one searches all slots for victims
 
     # Filled by planning.
     plan: Plan | None = None
@@ -85,7 +87,7 @@ class BatchTicket:
     plan_buffer: int | None = None  # of the planning graph
     leader: "BatchTicket | None" = None  # of coalesced batches, the first ticket: its plan carries the moves of all
     counts: Counts | None = None  # once read back
-    ahead: "PlannedAhead | None" = None  # until the loop has looked at whether the plan fits
+    ahead: "PlannedAhead | None" = None  # until the loop has acted on whether the plan fits
 
     # Filled by moving, training and releasing.
     ready: Event | None = None
@@ -137,9 +139,10 @@ class BatchTicket:
     def check_ids(self) -> None:
         """Raise if the batch has a bad id. Waits until the planning stream has looked at it."""
         if self.bad_id is not None and not self.checked:
-            self.checked = True
             found = self.bad_id.bad_id()
+            self.checked = True
             if found[0] != NOTHING_BAD:
+                self.is_bad = True
                 assert self.describe is not None
                 raise BadIdError(self.describe(found))
 
@@ -159,12 +162,12 @@ class BatchTicket:
 
 
 class PlannedAhead(NamedTuple):
-    """Under which circumstances the loop planned a batch ahead of its iteration."""
+    """The situation in which the loop planned a batch ahead of its iteration."""
 
     iteration: int
     distance: int  # batches to come before it
     beside_last: bool  # the batch before the current one was in flight
-    probe: Probe | None  # what was not known to fit
+    probe: Probe | None  # what the plan tried out; None if it was known to fit
 
 
 @dataclass(slots=True, eq=False)

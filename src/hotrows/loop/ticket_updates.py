@@ -23,7 +23,7 @@ class Contribution:
 
 
 def values_to_train(scheduler: Scheduler, ticket: BatchTicket) -> tuple[Tensor, Tensor]:
-    """Where a training forward pass finds its rows: values [·, ≥ D], and the position of each lookup's, int32 [N]."""
+    """The values [·, ≥ D] that a training forward pass reads, and the position of each lookup's row, int32 [N]."""
     assert ticket.plan is not None
     if ticket.stale_read is None or scheduler.stale_reads is None:
         return scheduler.cache.records, ticket.plan.slots
@@ -71,11 +71,10 @@ def _apply_step(
     updater, plan = scheduler.updater, ticket.plan
     assert updater.optimizer is not None
     scheduler.bad_ids.uncount_bad_steps(wait=updater.optimizer.depends_on_step)
-    if ticket.overflows:
-        scheduler.unwritten = ticket
+    scheduler.overflow_copies.before_update(ticket)
     updater.take_step(plan, grads)
     scheduler.bad_ids.note_step(batches)
-    scheduler.write_back_overflow()
+    scheduler.overflow_copies.write_back()
 
 
 def read_rows_early(scheduler: Scheduler) -> None:
@@ -98,6 +97,6 @@ def read_early(scheduler: Scheduler, ticket: BatchTicket) -> None:
     def work() -> None:
         values.copy_(records[slots.clamp(min=0), :dim])
 
-    ticket.stale_read = StaleRead(values)
     after = (record_event(scheduler.device), ticket.ready)
     ticket.ready = scheduler.stale_reads.last = scheduler.streams.submit_move(work, after)
+    ticket.stale_read = StaleRead(values)

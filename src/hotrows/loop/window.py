@@ -87,7 +87,8 @@ class BatchWindow:
         to_come = self._to_come
         self._resolve_due()
         self.controller.start_probe(any(ticket.ahead and ticket.ahead.probe for ticket in to_come))
-        # Plans of this batch and of the next `depth` are read back now, later ones in a later iteration.
+        # Whether a plan fits is read back one iteration later, or READBACK_LAG later if a graph planned it. To know it
+        # when the batch is `depth` ahead, plan that much further ahead.
         furthest = self._depth + (READBACK_LAG if to_come and to_come[0].plan_buffer is not None else 1)
         for distance, ticket in enumerate(to_come):
             if distance > 0 and ticket.plan is not None:
@@ -101,7 +102,7 @@ class BatchWindow:
             if ticket.error is not None:
                 if distance > 0:
                     return  # the batches before it train first
-                raise RuntimeError("the rows of this batch could not be found ahead") from ticket.error
+                raise RuntimeError("the rows of this batch could not be found ahead of its iteration") from ticket.error
             if distance == 0 and ticket.ahead is not None:
                 self._resolve(ticket)
             if not self._plan_until_known(ticket, distance):
@@ -119,7 +120,7 @@ class BatchWindow:
                 self._resolve(ticket)
 
     def _plan_until_known(self, ticket: BatchTicket, distance: int) -> bool:
-        """Plan a batch, again if it was rejected for a reason that is gone. False: plan nothing behind it now."""
+        """Plan a batch, again if it was rejected for a reason that is gone. False if nothing may follow it now."""
         while ticket.plan is None:
             self._plan(distance)
             assert ticket.plan is not None

@@ -145,8 +145,9 @@ class CachedModule(nn.Module):
         self._open_loop.close_pending()
         for scheduler in self.schedulers:
             scheduler.flush()
-        for scheduler in self.schedulers:
-            scheduler.bad_ids.check()
+        with self.exclusive:
+            for scheduler in self.schedulers:
+                scheduler.bad_ids.check()
 
     def stats(self) -> Stats:
         """What happened in the caches so far."""

@@ -17,6 +17,7 @@ from hotrows.nn.autograd import PooledRows
 from hotrows.nn.lookups import Lookups
 from hotrows.nn.table_set import TableSet
 from hotrows.runtime.cuda_private import run_first_in_backward
+from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.exclusive import Exclusive
 from hotrows.runtime.streams import use_device
 
@@ -188,7 +189,8 @@ class OpenLoop:
     def close_pending(self) -> None:
         """End the loops that another thread could not end."""
         while self._to_close:
-            self.close(self._to_close.popleft())
+            with defer_sigint():  # a loop that is taken off the list must also be closed
+                self.close(self._to_close.popleft())
 
     def open(self, close: Callable[[], None]) -> None:
         """A loop begins; `close` ends it."""
@@ -196,10 +198,11 @@ class OpenLoop:
 
     def close(self, close: Callable[[], None] | None = None) -> None:
         """End the open loop; if `close` is given, only the loop that this function ends."""
-        opened = self._close
-        if opened is not None and close in (None, opened):
-            self._close = None
-            opened()
+        with defer_sigint():
+            opened = self._close
+            if opened is not None and close in (None, opened):
+                self._close = None
+                opened()
 
 
 def _match(tickets: Sequence[BatchTicket], lookups: Sequence[Lookups]) -> bool:

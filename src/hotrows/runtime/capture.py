@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from hotrows.runtime import cuda_private
+from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.memset_nodes import replace_memsets
 
 
@@ -22,7 +23,7 @@ class GraphCapture:
     def __init__(self, device: torch.device, priority: int = 0) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        # One stream for all captures: PyTorch never reuses memory that was freed in one stream in another one.
+        # One stream for all captures, because PyTorch reuses memory only in the stream for which it was allocated.
         self._stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
 
     @contextmanager
@@ -30,31 +31,32 @@ class GraphCapture:
         """Kernels launched inside go into a new graph instead of being run.
 
         Python's garbage collector stays off meanwhile: freeing pinned memory is not permitted during a capture, and
-        would invalidate it.
+        would invalidate it. Ctrl-C comes before the capture or after it, so that no stream is left capturing.
         """
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            # PyTorch writes the state of the random generator when a capture begins. Steps in flight may read it.
-            torch.cuda.synchronize(self._device)
-            with torch.cuda.stream(self._stream):
-                # "thread_local": other threads (a loader's) may go on calling CUDA.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    yield graph
-                except BaseException:
-                    self._abort(graph)
-                    raise
-                graph.capture_end()
-            replace_memsets(graph, self._stream)
-            graph.instantiate()
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
-            done.synchronize()
-        finally:
-            if collects:
-                gc.enable()
+        with defer_sigint():
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                # When a capture begins, PyTorch writes the state of the random generator, which queued steps may read.
+                torch.cuda.synchronize(self._device)
+                with torch.cuda.stream(self._stream):
+                    # "thread_local": other threads (a loader's) may go on calling CUDA.
+                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                    try:
+                        yield graph
+                    except BaseException:
+                        self._abort(graph)
+                        raise
+                    graph.capture_end()
+                replace_memsets(graph, self._stream)
+                graph.instantiate()
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(self._stream)
+                done.synchronize()
+            finally:
+                if collects:
+                    gc.enable()
 
     def _abort(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture that failed. PyTorch leaves an invalidated one half open."""

@@ -90,6 +90,14 @@ def call_after_backward(callback: Callable[[], None]) -> bool:
     return True
 
 
+def keeps_graph() -> bool:
+    """False if the backward pass that is running frees its autograd graph, as without `retain_graph`.
+
+    There is no public call that tells. With private calls switched off, every graph counts as kept.
+    """
+    return SAFE or bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 _FIRST_IN_BACKWARD = 1 << 62
 
 
@@ -215,7 +223,7 @@ def _has_carveout() -> bool:
 
 
 class _SetCarveoutOnce(torch.autograd.Function):
-    """Sets the number and sets it back. A warning of C++ inside an autograd function is a warning of Python."""
+    """Sets the number and sets it back. Inside an autograd function, a C++ warning becomes a Python warning."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ _main = threading.main_thread().ident
 
 
 class _State:
-    """Only the main thread reads and writes it, so each line is right before and after a signal."""
+    """Only the main thread writes it. A signal may arrive between any two lines, and the state must be right there."""
 
     depth = 0  # blocks that are open
     before: Any = None  # the handler that ours stands in for
@@ -31,6 +31,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
     else:  # between the end of the block and its `_uninstall`, or before its beginning
         _State.arrived = None
         _deliver(number, frame)
+        if _signal.getsignal(SIGINT) is _State.before:  # a block inside that handler has put it back
+            _signal.signal(SIGINT, _handle)
 
 
 def _deliver(number: int, frame: FrameType | None) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hotrows.runtime import cuda_private
 
-NO_CONTEXT = 201  # PyTorch's calls make the CUDA context current, the driver's own do not
+NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: unlike PyTorch's calls, the driver's do not make the context current
 
 
 class HostCopy:

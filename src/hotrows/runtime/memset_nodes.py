@@ -63,7 +63,10 @@ def _replace(driver: GraphNodes, graph: int, node: int, stream: torch.cuda.Strea
 
 
 def _remove(driver: GraphNodes, node: int) -> None:
-    """Remove an added kernel that could not be connected: it would run at any time during the graph."""
+    """Remove an added kernel that could not be connected, and would run at any time during the graph.
+
+    If it cannot be removed, the graph must not be used. So that error is one that `replace_memsets` does not suppress.
+    """
     try:
         driver.destroy(node)
     except DriverError:

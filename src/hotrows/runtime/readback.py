@@ -43,12 +43,15 @@ class Readback:
         return self._known
 
     def bad_id(self) -> list[int]:
-        """The first bad id of a batch, as `CheckedRows.bad` has it. Here that is the numbers themselves."""
+        """What is bad in a batch: these numbers, if they were copied from `CheckedRows.bad`."""
         return self.result()
 
 
 class UniqueCountReadback(Readback):
-    """What the planning graph reports of a batch of ids: [unique rows, lookups − position of the first bad id or 0]."""
+    """What the planning graph reports on a batch of ids: the number of unique rows, and where the first bad id is.
+
+    The second number is that of the lookups from the first bad id on, 0 if no id is bad.
+    """
 
     __slots__ = ("_columns", "_ids", "_num_lookups")
 

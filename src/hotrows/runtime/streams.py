@@ -219,8 +219,8 @@ class ThreadStream:
 
     def __init__(self, name: str) -> None:
         self._process = os.getpid()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        self._jobs = _Jobs()
+        thread = threading.Thread(target=self._jobs.run_all, name=name, daemon=True)
         thread.start()
         weakref.finalize(self, _end, self._jobs, thread)
 
@@ -231,31 +231,49 @@ class ThreadStream:
                 "processes with multiprocessing.get_context('spawn'), or make the bags in this process"
             )
         event = ThreadEvent()
-        self._jobs.put((work, tuple(after), event))
+        self._jobs.add((work, tuple(after), event))
         return event
 
 
-def _end(jobs: "queue.SimpleQueue[_Job | None]", thread: threading.Thread) -> None:
-    """Wait for queued jobs at the end of the program: the interpreter would kill the thread in the middle of one."""
-    jobs.put(None)
-    if thread is not threading.current_thread():
-        thread.join()
+class _Jobs:
+    """The jobs of one thread."""
 
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._failed: BaseException | None = None
+        self.thread_has_ended = False
 
-def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
-    failed: BaseException | None = None
-    while (job := jobs.get()) is not None:
-        work, after, event = job
-        if failed is None:
+    def add(self, job: _Job | None) -> None:
+        """Queue a job; None ends the thread. Later jobs run at once, as those of the user's functions at exit."""
+        if self.thread_has_ended and job is not None:
+            self._run(*job)
+        else:
+            self._queue.put(job)
+
+    def run_all(self) -> None:
+        """What the thread does."""
+        while (job := self._queue.get()) is not None:
+            self._run(*job)
+            del job  # a finished job must not keep its tensors alive until the next one
+
+    def _run(self, work: Callable[[], None], after: tuple[Event, ...], event: ThreadEvent) -> None:
+        if self._failed is None:
             try:
                 for other in after:
                     other.synchronize()
                 with torch.no_grad():
                     work()
             except BaseException as error:
-                failed = error
-        event.complete(failed)
-        del job, work, after, event  # a finished job must not keep its tensors alive until the next one
+                self._failed = error
+        event.complete(self._failed)
+
+
+def _end(jobs: _Jobs, thread: threading.Thread) -> None:
+    """End the thread behind its queued jobs. Otherwise the interpreter would kill it in the middle of one."""
+    jobs.add(None)
+    if thread is not threading.current_thread():
+        thread.join()
+    jobs.thread_has_ended = True
 
 
 def record_event(device: torch.device) -> Event:

@@ -50,7 +50,7 @@ class Stopwatch:
             self._seconds += end - begin
 
     def subtract(self, seconds: float) -> None:
-        """Take time off the sum that was spent on something else inside a span."""
+        """Subtract time inside a span that was spent on something else."""
         self._seconds -= seconds
 
     def restart(self) -> None:

@@ -18,6 +18,7 @@ from hotrows.strategies.base import CacheSettings
 from hotrows.table import whole_number
 from hotrows.train.read_dataclass import read_dataclass, read_section, refuse_unknown_keys
 
+LARGEST_DIM = 2**31 - 1
 PRECISIONS = ("fp32", "tf32", "bf16")
 DECAYS = ("none", "linear", "cosine")
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
@@ -142,6 +143,8 @@ class RunConfig:
         ):
             if value is not None and value < lowest:
                 raise ValueError(f"{name} is {value}, it must be {lowest} or more")
+        if self.model.dim is not None and self.model.dim > LARGEST_DIM:
+            raise ValueError(f"model.dim is {self.model.dim}, it must be {LARGEST_DIM} or less")
         for name, betas in (("optimizer", self.optimizer.betas), ("dense_optimizer", self.dense_optimizer.betas)):
             if betas is not None and len(betas) != 2:
                 raise ValueError(f"{name}.betas are {betas}, give two numbers")
@@ -159,7 +162,7 @@ class RunConfig:
 def read_run(path: Path) -> RunConfig:
     """Read a run file."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors may write a byte order mark
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
     except OSError as error:
@@ -168,6 +171,8 @@ def read_run(path: Path) -> RunConfig:
         raise ValueError(f"{path}: this run file is not UTF-8, at byte {error.start}") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: this is not TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: this is no run file: its values are nested too deeply") from None
     return RunConfig.from_dict(content, str(path))
 
 

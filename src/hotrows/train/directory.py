@@ -7,6 +7,8 @@ from itertools import count
 from pathlib import Path
 from shutil import rmtree
 
+from hotrows.runtime.defer_sigint import defer_sigint
+
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 BEFORE_TRAINING = (CONFIG, "environment.json", METRICS)  # the files that a run writes before its first result
@@ -23,12 +25,15 @@ def run_directory(out: str | None) -> Iterator[Path]:
     Args:
         out: a directory that is empty or not there. None takes a new one in runs/, named by the time.
     """
-    directory, made = _claim(Path(out)) if out is not None else _claim_by_time()
+    claimed: tuple[Path, list[Path]] | None = None
     try:
-        yield directory
+        with defer_sigint():  # an interrupt comes when it is known what must be removed
+            claimed = _claim(Path(out)) if out is not None else _claim_by_time()
+        yield claimed[0]
     except BaseException:
-        if not _has_results(directory):
-            _remove(directory, made)
+        with defer_sigint():
+            if claimed is not None and not _has_results(claimed[0]):
+                _remove(*claimed)
         raise
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+FLOAT32_MAX = 3.4028234663852886e38
 
 
 def read_dataclass(kind: type[T], content: Mapping[str, Any], where: str) -> T:
@@ -62,11 +63,13 @@ def _converted(value: Any, expected: Any, where: str) -> Any:
 
 
 def _finite(value: int | float, where: str) -> float:
-    """TOML and JSON have nan and inf, with which nothing can be trained."""
+    """TOML and JSON have nan, inf and numbers beyond float32, with which nothing can be trained."""
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{where} is {value!r}, it must be a finite number")
+    if abs(number) > FLOAT32_MAX:
+        raise ValueError(f"{where} is {value!r}, it must be from -3.4e38 to 3.4e38")
     return number

@@ -16,6 +16,7 @@ import hotrows
 from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.schema import SPLITS, DataSet, Schema
 from hotrows.models import make_model
+from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.stores.memory_checks import available_memory, require_memory
 from hotrows.strategies import DataKnowledge, Strategy, make_strategy
 from hotrows.table import Table
@@ -57,7 +58,7 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     if data.num_samples("train") == 0:
         raise ValueError(f"{data.name} has no samples in its train split")
     strategy = strategy_of(config, DataKnowledge(data))
-    with run_directory(config.out) as directory:
+    with sigterm_interrupts(), run_directory(config.out) as directory:
         return _run(config, data, device, strategy, directory, trace, progress)
 
 
@@ -80,16 +81,16 @@ def _run(
     trainer = Trainer(config, data, parts, strategy, observers, timeline)
     if config.save:
         trainer.after_training = lambda: save_model(directory, parts)
-    with sigterm_interrupts():
-        outcome = trainer.train()
-    summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
-    write_json(directory / "summary.json", summary)
-    write_json(directory / "cache.json", cache_contents(parts))
-    if trace:
-        timeline.write(directory / "trace.json")
-    from hotrows.report import write_report
+    outcome = trainer.train()
+    with defer_sigint():  # the results of a finished training are written, also if Ctrl-C comes now
+        summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
+        write_json(directory / "summary.json", summary)
+        write_json(directory / "cache.json", cache_contents(parts))
+        if trace:
+            timeline.write(directory / "trace.json")
+        from hotrows.report import write_report
 
-    write_report(directory)
+        write_report(directory)
     return Run(directory, summary)
 
 

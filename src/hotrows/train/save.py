@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,18 +71,31 @@ def load_model(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{directory} has no {MODEL_FILE}: train with save = true to evaluate later")
     try:
+        with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums that torch.save has written
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(damaged)
         saved = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch.load has no exception of its own for files that it cannot read
         raise ValueError(
             f"{path} is damaged, or not a model that hotrows has saved ({type(error).__name__}): train it again"
         ) from error
-    if not isinstance(saved, dict) or not all(isinstance(saved.get(key), kind) for key, kind in _SAVED.items()):
+    if not isinstance(saved, dict) or not _is_saved_model(saved):
         expected = ", ".join(_SAVED)
         raise ValueError(f"{path} is not a model that hotrows has saved, it must have {expected}: train it again")
     return saved
 
 
 _SAVED: dict[str, type] = {"model": dict, "bags": dict, "tables": dict, "columns": list, "num_dense": int}
+
+
+def _is_saved_model(saved: dict[Any, Any]) -> bool:
+    if not all(isinstance(saved.get(key), kind) for key, kind in _SAVED.items()):
+        return False
+    names = (*saved["model"], *saved["bags"], *saved["tables"], *saved["columns"])
+    return all(isinstance(name, str) for name in names) and all(
+        isinstance(num_rows, int) for num_rows in saved["tables"].values()
+    )
 
 
 def _row_bytes(parts: Parts) -> int:

@@ -1,7 +1,7 @@
 """The trainer: loader → strategy → training step, with its metrics. Read it from `train` down."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -79,8 +79,8 @@ class Trainer:
         timeline: measures the time of the stages.
 
     Attributes:
-        after_training: called when every row is back in the store, before the test split is evaluated. Whatever happens
-            in that evaluation, what was trained can be on disk by then.
+        after_training: called when every row is back in the store, before the trained model is evaluated. Whatever
+            happens in that evaluation, what was trained can be on disk by then.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class Trainer:
         self._timeline = timeline
         self._log = StepLog(parts.bags, timeline)
         self.after_training: Callable[[], None] = lambda: None
+        self._kept_at = 0.0  # when training has ended; 0 before
         # Every step is computed by the same kernels, also if the training step is not captured.
         step = OptimizerOverride(parts.dense_optimizer)(self._step)
         self.graphed = graphed(step, parts.bags, dense_kernels=False) if config.train.graphs else None
@@ -128,8 +129,9 @@ class Trainer:
             observer.begin(num_steps)
         start, evaluating, step, interrupted = time.perf_counter(), 0.0, 0, False
         valid: dict[str, float] | None = None
+        epochs = self._epochs(loader)
         try:
-            for batch, ends_epoch in self._epochs(loader):
+            for batch, ends_epoch in epochs:
                 with defer_sigint():  # Ctrl-C comes between two steps, never between rows and the dense part
                     with self._timeline.span("train", "train"):
                         loss = self._run_step(batch)
@@ -137,23 +139,27 @@ class Trainer:
                             schedule.step()
                     step += 1
                     self._log.add(loss, batch.label.shape[0])
-                last = step == num_steps
-                if step % config.log_every == 0 or last:
-                    self._notify(self._log.flush(step, time.perf_counter() - start - evaluating))
-                if last or (ends_epoch if config.eval_every is None else step % config.eval_every == 0):
+                    last, record = step == num_steps, None
+                    if step % config.log_every == 0 or last:
+                        record = self._log.flush(step, time.perf_counter() - start - evaluating)
+                if record is not None:
+                    self._notify(record)
+                if last:
+                    break
+                if ends_epoch if config.eval_every is None else step % config.eval_every == 0:
                     began = time.perf_counter()
                     valid = self.evaluate("valid", step)
                     evaluating += time.perf_counter() - began
-                if last:
-                    break
+            self._keep(epochs)
         except KeyboardInterrupt:
             interrupted = True
-        self._parts.bags.flush()
-        seconds = time.perf_counter() - start - evaluating
-        self.after_training()
+            self._keep(epochs)
+        seconds = self._kept_at - start - evaluating
         test = None
         try:
-            test = None if interrupted else self.evaluate("test", step)
+            if not interrupted:  # a damaged shard, or an interrupt, costs no more than these results from here on
+                valid = self.evaluate("valid", step)
+                test = self.evaluate("test", step)
         except KeyboardInterrupt:
             interrupted = True
         return Outcome(step, seconds, self._log.samples, self._log.mean_loss(), valid, test, interrupted)
@@ -169,7 +175,21 @@ class Trainer:
             self._strategy.evaluated(split, step, result)
         return result
 
-    def _epochs(self, loader: Loader) -> Iterator[tuple[Batch, bool]]:
+    def _keep(self, epochs: Generator[Any]) -> None:
+        """End the loop, write every row back to the store and save what was trained.
+
+        An interrupt arrives before all of it, and then this is called again. Or it arrives after all of it, and then
+        calling this again does nothing.
+        """
+        with defer_sigint():
+            if self._kept_at == 0.0:
+                epochs.close()  # here, because Python ignores an interrupt of the finalizer of a loop
+                self._parts.bags.flush()
+                kept_at = time.perf_counter()
+                self.after_training()
+                self._kept_at = kept_at
+
+    def _epochs(self, loader: Loader) -> Generator[tuple[Batch, bool]]:
         """Iterate over the batches of all epochs. With each batch comes True if it is the last of its epoch."""
         for epoch in range(self._config.train.epochs):
             loader.set_epoch(epoch)

@@ -53,7 +53,7 @@ class Index(ABC):
 
     @abstractmethod
     def rebuild(self) -> None:
-        """Find the rows that are in the slots now, and no others. The cost is proportional to the slots."""
+        """Build the index again from the rows that are in the slots now. The cost is proportional to the slots."""
 
     def place(self, rows: Tensor, num: Tensor, oldest: int, scan: ScanRange | None = None) -> Tensor:
         """A slot for each of the first `num` absent rows, int32 [N], NO_SLOT for rows that find none.

@@ -13,8 +13,7 @@ from hotrows.ops.unique import UniqueRows, unique_rows
 def union_of(batches: Sequence[UniqueRows]) -> tuple[UniqueRows, list[Part]]:
     """The union of the unique rows of several batches, and where each batch finds its rows in it.
 
-    The rows of a batch may be in any order, as where the store numbers them by a row order. Nothing waits for the
-    device.
+    The rows of a batch may be in any order, as they are if the store has a row order. Nothing waits for the device.
 
     Returns:
         The union, its rows ascending. The difference of two consecutive `starts` is how many lookups a row has in all

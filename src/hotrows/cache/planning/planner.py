@@ -6,7 +6,8 @@ Writes that must not happen go to an extra entry behind the last slot.
 
 A plan is a transaction. Which row is in which slot (`Slots.row`) is the truth, and the index follows it. Before a plan
 changes it, the planner notes which rows leave. If planning fails, the rows are put back and the index is rebuilt from
-them. So can the caller do (`roll_back`) who has failed to take note of a plan, as long as no moves of it are queued.
+them. A caller that failed to take note of a plan can have it undone in the same way (`roll_back`), as long as none of
+its moves are queued.
 """
 
 from collections.abc import Sequence
@@ -54,6 +55,8 @@ class EagerPlanner:
         self.plan_number = 0
         self._scan = VictimScan(slots.num)
         self._undo: _Undo | None = None  # of the last plan, until it is confirmed
+        nothing = torch.empty(0, dtype=torch.int64, device=slots.device)
+        self._undo_nothing = _Undo(nothing, nothing, nothing)
 
     @property
     def row_of_slot(self) -> Tensor:
@@ -83,9 +86,10 @@ class EagerPlanner:
             self.policy.withdraw(*self._find(unique), unique.num, batch_number)
 
     def begin_plans(self, num_plans: int, num_rows: int, scan_all: bool) -> ScanRange:
-        self._undo = None  # the caller has confirmed the last plan, rolled it back, or does neither
+        self._undo = self._undo_nothing  # if rebuilding the index fails, rolling back builds it from the slots again
         self.plan_number += num_plans
         self.index.maintain(num_rows)
+        self._undo = None  # a caller that confirms plans or rolls them back has done so with the last one
         # An index that gives a row the choice of a few slots does not scan.
         if scan_all or not self.policy.scans_ranges or not self.any_slot:
             return self._scan.all_slots
@@ -201,7 +205,7 @@ class EagerPlanner:
         batch_number: int | None,
         scanned_all: bool,
     ) -> Plan:
-        """The plan that gives each missing row its chosen slot, or if it fits nevertheless, a position behind them.
+        """The plan that gives each missing row its chosen slot, or if there is none, a position in the overflow buffer.
 
         Args:
             found: the slot of each row in the cache, NO_SLOT for a missing row. int32 [U].

@@ -1,10 +1,11 @@
 """The planning graph: batches of one shape are announced, planned and moved by replaying CUDA graphs.
 
 A CUDA graph is kernels on fixed memory. So every announced batch has a request buffer, which holds its unique rows
-until it is planned, and every planned batch has a plan buffer, which holds its plan until it is released. One replay
-announces one batch, plans another and moves its rows. It takes a single launch, because a small batch spends most of
-its planning time on launches. What differs between iterations goes through small arrays in pinned memory, which the
-host writes and the kernels read: the buffers to use, and the numbers of the batches. The counts come back the same way.
+until its plan is known to fit, and every planned batch has a plan buffer, which holds its plan until it is released.
+One replay announces one batch, plans another and moves its rows. It takes a single launch, because a small batch spends
+most of its planning time on launches. What differs between iterations goes through small arrays in pinned memory, which
+the host writes and the kernels read: the buffers to use, and the numbers of the batches. The counts come back the same
+way.
 
 Kernels that run beside the training slow it down, and those of a small batch hardly less than those of a larger one. So
 small batches are coalesced. They are announced into one request buffer and planned as one batch, all unique rows at
@@ -39,7 +40,7 @@ _serials = itertools.count()
 _INPUTS = struct.Struct(f"={kernel.NUM_INPUTS}i")  # of an iteration: for the planned batch, and for the announced one
 _PLANNED = slice(kernel.PLAN_NUMBER.value, kernel.PLAN_BUFFERS.value + 1)
 _ANNOUNCED = slice(kernel.ANNOUNCED_NUMBER.value, kernel.ANNOUNCED_BUFFER.value + 1)
-NUM_ITERATIONS = 64  # whose inputs the host may write before the kernels have read them
+NUM_ITERATIONS = 64  # how many iterations ahead of the kernels the host may write inputs
 # Plan buffers beside those of the batches planned ahead: for the batch that trains, for the one before it, and for two
 # batches whose plans the host has not read back.
 SPARE_PLAN_BUFFERS = 4
@@ -122,9 +123,10 @@ class PlanningGraph:
 
     def _allocate_buffers(self, device: torch.device) -> None:
         num_parts = self.max_coalesced
-        # Beside the batches in flight, up to num_parts - 1 batches at either end have a plan buffer: they are released,
-        # or were planned with one that was due. The number is a multiple of that of a graph without coalescing, so that
-        # the plan buffers of several caches recur together: a training step is captured for each combination of them.
+        # Coalesced batches are planned together and released one by one. So up to num_parts - 1 released batches, and
+        # as many that were planned early, take up plan buffers beside the others. The number is a multiple of that of a
+        # graph without coalescing, so that the plan buffers of several caches recur together: a training step is
+        # captured for each combination of them.
         self.num_plan_buffers = num_needed = self.depth + SPARE_PLAN_BUFFERS
         while self.num_plan_buffers % num_parts or self.num_plan_buffers < num_needed + 2 * (num_parts - 1):
             self.num_plan_buffers += num_needed
@@ -264,8 +266,8 @@ class PlanningGraph:
     def run(self, announces: bool, plans: bool, records_address: int) -> None:
         """Announce batches, then plan other batches and carry out their moves, as was prepared.
 
-        A captured graph is valid for the memory of that time: the next-use table, and the records. The caller calls
-        `submitted` next.
+        A graph is captured again if the next-use table or the records have moved to other memory since. The caller
+        calls `submitted` next.
         """
         position = self._iteration % NUM_ITERATIONS
         read = self._inputs_read[position]
@@ -275,7 +277,7 @@ class PlanningGraph:
         kind = announces, plans
         self.is_broken = True
         if self._capture is None or kind not in self._compiled:
-            # A row that was given a slot must be moved there, and compiling takes long enough for a Ctrl-C in between.
+            # A Ctrl-C between plan and moves would leave rows out of their slots, and compiling makes that time long.
             with defer_sigint(), writable_state():
                 self._launch(announces, plans)
             self._compiled.add(kind)

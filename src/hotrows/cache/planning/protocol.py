@@ -73,7 +73,7 @@ class Part:
     """One of several coalesced batches, which are planned as one batch: the union of their unique rows."""
 
     unique: UniqueRows
-    in_union: Tensor  # int32 [U], the position of each unique row in the union; anything beyond `unique.num`
+    in_union: Tensor  # int32 [U], the position of each unique row in the union; undefined from `unique.num` on
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Planner(Protocol):
 
     @property
     def unconfirmed_moves(self) -> Tensor | None:
-        """`Plan.move_slots` of the last plan that places rows, until it is confirmed; None if there is nothing to do.
+        """`Plan.move_slots` of the last plan that places rows, until it is confirmed; None if there is none.
 
         A caller that can fail between a plan and its moves looks whether it has taken note of this plan, and either
         confirms it or rolls it back. Other callers need not confirm anything.

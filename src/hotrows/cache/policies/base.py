@@ -57,12 +57,12 @@ class Policy(ABC):
         """Raise if the policy is not made for a cache over this many rows."""
 
     def remap(self, row_of: Tensor) -> None:
-        """The store has row r, numbered table after table, as row_of[r]. Called at most once, before `bind`."""
+        """Row r, numbered table after table, has number row_of[r] in the store. Called at most once, before `bind`."""
 
     def set_tables(self, first_rows: Tensor) -> None:
         """The store numbers rows table after table, from these first rows on, int64 [T]. Called before `bind`.
 
-        Not called if the store has the rows in an order of its own, which `remap` tells.
+        If the store has the rows in an order of its own, `remap` is called instead.
         """
 
     def bind(self, slots: Slots) -> None:
@@ -92,7 +92,7 @@ class Policy(ABC):
         """Announcing this batch failed: it will be neither planned nor withdrawn."""
 
     def note_lost_plan(self, num_rows: int) -> None:
-        """Planning at most this many rows failed on its way, and `access` may have been called for a part of them."""
+        """Planning at most this many rows has failed, and `access` may have taken effect for some of them."""
 
     def kernel_spec(self) -> PolicyKernelSpec | None:
         """What the planning kernels need of this policy, after `bind`; None if they do not know its rule."""

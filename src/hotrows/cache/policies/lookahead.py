@@ -1,4 +1,4 @@
-"""Look ahead: never evict what the window needs; evict the least frequent of the other rows first.
+"""Look ahead: evict rows that the window does not need, the least frequent first.
 
 If the window needs every row that may be evicted, the row whose next use is the furthest away goes first, so that
 within the window the choice is the optimal one (Belady's). A bit mask of the announced batches that need a row tells

@@ -13,15 +13,15 @@ WINDOW_LIMIT = 64  # batches in one mask
 NOT_NEEDED = 2**31 - 1
 MIN_CELLS = 1 << 12
 MAX_LOAD = 0.75  # share of the cells that may be taken, erased ones included
-CELLS_PER_ROW = 2.5  # cells for each row in the window when the table is rebuilt
-MAX_UNCOUNTED = 4  # announced batches whose unique rows the host may not have counted yet
+CELLS_PER_ROW = 2.5  # a rebuilt table has at least this many cells for each row in the window
+MAX_UNCOUNTED = 4  # a rebuilt table has room for this many batches whose unique rows are not counted yet
 
 
 class NextUseTable:
     """The uses of rows by batches that were announced and are not planned yet, at most 64 at a time.
 
-    Memory is proportional to the rows in the window. Until the host has read back how many unique rows a batch has, the
-    length of its array is the upper bound. The table has room for a few such batches besides. So once it is large
+    Memory is proportional to the rows in the window. Until the host has read back how many unique rows a batch has, it
+    counts the length of the batch's array. The table has spare room for a few such batches, so that once it is large
     enough, it can be rebuilt at its size without waiting for a readback.
     """
 
@@ -100,7 +100,7 @@ class NextUseTable:
             self._in_window[batch_number] = num_rows
 
     def leave(self, batch_number: int, num_erased: int | None = None) -> None:
-        """A batch is in the window no longer, if it was.
+        """A batch leaves the window, if it was in it.
 
         Args:
             num_erased: upper bound on the cells that it has left marked as erased; None for one cell per row.
@@ -109,7 +109,7 @@ class NextUseTable:
         self._max_erased += num_rows if num_erased is None else num_erased
 
     def note_erased(self, num_cells: int) -> None:
-        """At most this many more cells may be marked as erased."""
+        """Count cells that may have been marked as erased, at most this many."""
         self._max_erased += num_cells
 
     def _forget(self, batch_number: int) -> int:
