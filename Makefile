@@ -19,8 +19,8 @@ test: $(INSTALLED) ## run all tests; ARGS go to pytest
 gpu-test: ## run the GPU tests in parallel on a machine with a GPU, and record what was found; needs no .venv
 	@PYTHONPATH=src $(PYTHON) tools/gpu_test.py $(ARGS)
 
-fault-test: $(INSTALLED) ## interrupts and exceptions at FAULTS lines of each program (or all), and in whole runs; slow
-	@HOTROWS_FAULTS=$(or $(FAULTS),400) HOTROWS_TRAIN_INTERRUPTS=40 $(BIN)/python -m pytest -n $(JOBS) tests/faults tests/train/test_termination.py $(ARGS)
+fault-test: $(INSTALLED) ## interrupts, exceptions and signals in loops and whole runs, at every line of the core once
+	@HOTROWS_FAULTS=$(or $(FAULTS),lines) HOTROWS_SIGINTS=1000 HOTROWS_TRAIN_INTERRUPTS=100 $(BIN)/python -m pytest -n $(JOBS) tests/faults tests/train/test_termination.py $(ARGS)
 
 mutations: $(INSTALLED) ## take each rule of the exactness argument out of the code, and see that a test fails
 	@$(BIN)/python tools/mutations.py $(ARGS)

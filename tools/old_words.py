@@ -98,6 +98,7 @@ WORDS: tuple[Word, ...] = (
         prose=(r"\b[Mm]arks?\b",),
         allowed=(
             Allowed(r"pytest\.mark\b|pytest mark|\bmarks=", "pytest's marks of tests"),
+            Allowed(r"byte(_| )order(_| )mark", "the first bytes of some files"),
             Allowed(r"\b_?marks?\b", "the marks of a plot", ("src/hotrows/report/*", "tests/report/*")),
         ),
     ),

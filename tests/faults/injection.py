@@ -33,7 +33,7 @@ def fail() -> None:
 class AtLine:
     """Carries a fault out at the `number`-th line (from 1) that the main thread executes in some folders of hotrows.
 
-    Without a fault it counts the lines.
+    Without a fault it counts the lines, and notes where they are in the source.
     """
 
     def __init__(self, number: int = 0, fault: Callable[[], None] | None = None, folders: Sequence[str] = CORE) -> None:
@@ -42,6 +42,7 @@ class AtLine:
         self._prefixes = tuple(f"{SOURCE / folder}/" for folder in folders)
         self.num_lines = 0
         self.where = ""  # the line at which the fault was carried out
+        self.numbers_at: dict[tuple[str, int], list[int]] = {}  # without a fault, by file and line in the file
         self._traced: dict[Any, bool] = {}
 
     def __enter__(self) -> "AtLine":
@@ -65,7 +66,10 @@ class AtLine:
     def _trace_line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line" and not _cannot_fail(frame.f_code, frame.f_lasti, frame.f_lineno):
             self.num_lines += 1
-            if self.num_lines == self._number and self._fault is not None:
+            if self._fault is None:
+                line = (frame.f_code.co_filename, frame.f_lineno)
+                self.numbers_at.setdefault(line, []).append(self.num_lines)
+            elif self.num_lines == self._number:
                 self.where = f"{Path(frame.f_code.co_filename).relative_to(SOURCE)}:{frame.f_lineno}"
                 self._fault()
         return self._trace_line

@@ -175,7 +175,7 @@ def once(train: Callable[[], None], interrupts: Interrupts) -> str:
 
 @cache
 def duration(program: Program, train: Train, device: str) -> float:
-    """The seconds of an uninterrupted training."""
+    """The seconds of a training without interrupts."""
     times = []
     for _ in range(3):
         bag = make_on(program, device, program.cache)

@@ -39,7 +39,7 @@ class InFlight:
         """Put the tickets of a batch, or of coalesced batches, in flight. They were planned with the current `oldest`.
 
         Args:
-            takes_slots: false for a plan that only reads, which marks no slot as used.
+            takes_slots: false for a plan that only reads, which uses no slot.
         """
         plans = [ticket.plan for ticket in tickets if ticket.plan is not None]
         if takes_slots:  # first, because a failure in between must not leave a ticket whose slots are not counted
