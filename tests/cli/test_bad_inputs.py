@@ -86,6 +86,7 @@ TRAIN_OPTIONS = [
     ("--epochs", "", "Invalid value for '--epochs'"),
     ("--dim", "0", "model.dim is 0, it must be 1 or more"),
     ("--dim", "-8", "model.dim is -8"),
+    ("--dim", str(2**63), "model.dim is 9223372036854775808, it must be 2147483647 or less"),
     ("--model", "bert", "model.name is 'bert': known are dlrm, "),
     ("--model", "", "model.name is '': known are"),
     ("--strategy", "magic", "strategy is 'magic': known are device, freqcache"),
@@ -103,6 +104,7 @@ TRAIN_OPTIONS = [
     ("--lr", "-1", "[optimizer]: SGD: lr is -1.0, it must be 0 or more"),
     ("--lr", "nan", "lr is nan, it must be a finite number"),
     ("--lr", "inf", "lr is inf, it must be a finite number"),
+    ("--lr", "1e40", "lr is 1e+40, it must be from -3.4e38 to 3.4e38"),
     ("--lr", "x", "Invalid value for '--lr'"),
     ("--device", "tpu", "device is 'tpu': known are auto, cpu, cuda"),
     ("--device", "", "device is '': known are auto, cpu, cuda"),
@@ -186,6 +188,7 @@ RUN_FILES: list[tuple[dict[str, str], str]] = [
     ({"sections": "[cache]\npolicy = 5"}, "policy is 5, it must be str"),
     ({"sections": '[heca]\nhot = "x"'}, "heca.hot is 'x': give a count"),
     ({"sections": "[heca]\nhot = 0"}, "heca.hot is 0: give a count"),
+    ({"sections": "[heca]\nhot = 1" + "0" * 40}, "a count is 9223372036854775807 or less"),
     ({"sections": "[heca]\nhot = true"}, "hot is True, it must be int or str"),
     ({"sections": "[heca]\nsample = 0"}, "heca.sample is 0.0, it must be above 0"),
     ({"sections": "[heca]\ndynamic = nan"}, "dynamic is nan, it must be a finite number"),
@@ -213,6 +216,8 @@ def test_run_files(lines: dict[str, str], message: str, made: Made, tmp_path: Pa
         (b"\xff\xfe", "this run file is not UTF-8, at byte 0"),
         (b'data = "a\x00b"', "this is not TOML: Illegal character"),
         (b"PK\x03\x04", "this is not TOML"),
+        (b"\xef\xbb\xbfcolour = 1", "unknown 'colour'"),  # a byte order mark is no error
+        (b"a = " + b"[" * 5000, "this is no run file: its values are nested too deeply"),
     ],
 )
 def test_files_that_are_no_run_files(content: bytes, message: str, tmp_path: Path) -> None:
@@ -312,6 +317,20 @@ DAMAGES = [
     Damage("model.pt", b"\x80\x04\x95 no pickle", "model.pt is damaged"),
     Damage("model.pt", {"weights": torch.zeros(2)}, "model.pt is not a model that hotrows has saved, it must have"),
     Damage("model.pt", {"model": {}, "bags": {}, "tables": {}, "columns": [], "num_dense": 13}, "0 categorical"),
+    *(
+        Damage(
+            "model.pt",
+            {"model": {}, "bags": {}, "tables": {}, "columns": [], "num_dense": 13, **wrong},
+            "model.pt is not a model that hotrows has saved",
+        )
+        for wrong in (
+            {"model": {1: torch.zeros(2)}},
+            {"bags": {1: torch.zeros(2)}},
+            {"tables": {1: 2}},
+            {"tables": {"C1": "2"}},
+            {"columns": [1]},
+        )
+    ),
 ]
 
 
@@ -331,6 +350,16 @@ def test_a_truncated_model(made: Made) -> None:
     shutil.copytree(made.run, "run")
     path = Path("run/model.pt")
     path.write_bytes(path.read_bytes()[:-1000])
+    refused("model.pt is damaged", "evaluate", "run")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_model_with_one_wrong_bit(share: float, made: Made) -> None:
+    shutil.copytree(made.run, "run")
+    path = Path("run/model.pt")
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 1
+    path.write_bytes(content)
     refused("model.pt is damaged", "evaluate", "run")
 
 
@@ -403,6 +432,10 @@ def test_options_of_reproduce(arguments: tuple[str, ...], message: str) -> None:
         (("criteo", "nowhere"), "nowhere"),
         (("criteo", "log", "--min-count", "-1"), "min_count=-1: must be at least 1"),
         (("criteo", "log", "--min-count", "x"), "Invalid value for '--min-count'"),
+        (("criteo", "log", "--min-count", "9" * 30), "min_count=999999999999999999999999999999: must be at most"),
+        (("criteo", "log", "--seed", "9" * 30), "seed=999999999999999999999999999999: must be at most"),
+        (("criteo", "log", "--memory-limit", "0GB"), "memory_limit='0GB': write a size such as"),
+        (("criteo", "log", "--memory-limit", "1KB"), "the engine needs more memory"),
         (("criteo", "log", "--split", "alphabet"), "alphabet"),
         (("criteo", "log", "--valid", "-0.5"), "-0.5"),
         (("criteo", "log", "--valid", "nan"), "nan"),

@@ -150,10 +150,16 @@ def test_hours_of_impossible_dates(hour: str, exists: bool, tmp_path: Path) -> N
         for time, exists in [
             ("2024-02-31 10:00:00", False), ("2024-02-29", True), ("2023-02-29", False), ("1900-02-29", False),
             ("2000-02-29T23:59:59.5Z", True), ("2024-02-03 29:00:00", False), ("2024-13-01", False), ("nan", False),
-            ("soon", False), ("", False), ("2024-02-03 10:00+02:00", True),
+            ("soon", False), ("", False), ("2024-02-03 10:00+02:00", True), ("2024-02-03 10:00+25:00", False),
+            ("2024-02-03 10:00+02:60", False),
         ]
     ]
-    + [(["1", "2.5"], time, exists) for time, exists in [("3.5", True), ("inf", False), ("NaN", False), ("", False)]],
+    + [
+        (["1", "2.5"], time, exists)
+        for time, exists in [
+            ("3.5", True), ("inf", False), ("NaN", False), ("", False), ("1e20", True), ("1e39", False),
+        ]
+    ],
 )  # fmt: skip
 def test_impossible_times_of_a_table(times: list[str], time: str, exists: bool, tmp_path: Path) -> None:
     (tmp_path / "clicks.toml").write_text('label = "y"\ncategorical = ["c"]\ntime = "t"\n')
@@ -193,6 +199,13 @@ def test_parquet_cut_short_or_without_a_column(tmp_path: Path) -> None:
         ('label = "y"', "no categorical"),
         ('label = "y"\ncategorical = ["c"]\nlable = 1', "unknown setting 'lable'; expected one of label, categorical"),
         ('label = "y"\ncategorical = "c"', "categorical is 'c'; expected a list"),
+        ('label = "y"\ncategorical = [1]', r"categorical is \[1\]; expected a list of texts"),
+        ('label = "y"\ncategorical = [["c"]]', r"categorical is \[\['c'\]\]; expected a list of texts"),
+        ('label = "y"\ncategorical = ["c"]\ndense = [1]', r"dense is \[1\]; expected a list of texts"),
+        ('label = "y"\ncategorical = ["c"]\ntime = ""', "time is empty; expected a value, or no time"),
+        ('label = "y"\ncategorical = ["c"]\ndelimiter = ""', "delimiter is empty"),
+        ('label = "y"\ncategorical = ["c"]\ncolumns = []', "columns is empty"),
+        ("label = " + "[" * 5000, "columns.toml: maximum recursion depth"),
     ],
 )
 def test_bad_config(text: str, message: str, tmp_path: Path) -> None:
@@ -200,6 +213,14 @@ def test_bad_config(text: str, message: str, tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.csv", ["y,c", "0,a"])
     with pytest.raises(BadInputError, match=message):
         prepare("table", log, tmp_path / "out", config=tmp_path / "columns.toml")
+
+
+def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    bom = b"\xef\xbb\xbf"
+    (tmp_path / "columns.toml").write_bytes(bom + b'label = "y"\ncategorical = ["c"]')
+    (tmp_path / "log.csv").write_bytes(bom + b"y,c\n0,a\n1,b\n")
+    report = prepare("table", tmp_path / "log.csv", tmp_path / "out", config=tmp_path / "columns.toml", valid=0, test=0)
+    assert report.num_rows == 2
 
 
 def test_existing_directory_is_left_alone(tmp_path: Path) -> None:

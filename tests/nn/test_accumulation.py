@@ -81,6 +81,27 @@ def test_each_backward_pass_over_the_same_forward_passes_is_one_step(
         assert torch.equal(train(cache, looks_ahead=True), expected)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_kept_graph_takes_part_in_the_step_of_a_new_one(
+    optimizer: type[hotrows.optim.RowOptimizer], device: str
+) -> None:
+    """The new forward pass is reached first, when the other one is not open any more."""
+
+    def train(cache: int | str) -> torch.Tensor:
+        bag = bag_of(cache, optimizer(lr=0.1), device)
+        for start in range(0, 40, 4):
+            kept = loss_of(bag, torch.arange(start, start + 4))
+            kept.backward(retain_graph=True)
+            (kept + loss_of(bag, torch.arange(start + 2, start + 8))).backward()
+        assert bag.row_state("weight")["step"] == 20
+        return bag.weight()
+
+    expected = train("100%")
+    for cache in (1, 5, 12):
+        assert torch.equal(train(cache), expected)
+
+
 def test_a_pass_that_is_thrown_away_gives_its_slots_back() -> None:
     bag = bag_of(4, hotrows.optim.SGD(lr=0.1))
     for start in range(0, 40, 4):

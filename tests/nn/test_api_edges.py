@@ -80,6 +80,13 @@ def test_a_state_that_does_not_fit_changes_nothing(changes: dict[str, Any], mess
     assert all(torch.equal(after[name], values) for name, values in before.items())
 
 
+@pytest.mark.parametrize("step", [3, 3.0, np.int64(3), np.float32(3), torch.tensor(3.0)], ids=repr)
+def test_the_step_of_a_state_may_be_any_number(step: Any) -> None:
+    bag = make_bag()
+    bag.load_row_state("weight", {**bag.row_state("weight"), "step": step})
+    assert bag.row_state("weight")["step"] == 3
+
+
 def test_no_state_at_all() -> None:
     bag = make_bag()
     assert bag.optimizer is not None

@@ -47,6 +47,20 @@ def test_a_bad_id_is_named_and_changes_nothing(ids: list[list[int]], message: st
     assert not torch.equal(bags.weight("C1"), before["C1"])
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_bad_id_within_accumulate_is_no_step(device: str) -> None:
+    """On a GPU the error comes behind the backward pass, and before `accumulate` ends."""
+    bags = make(device=device)
+
+    def step() -> None:
+        bags(torch.tensor([[1, 7]], device=device)).sum().backward()
+        bags.flush()
+
+    with bags.accumulate(), pytest.raises(hotrows.BadIdError, match="id 7"):
+        step()
+    assert bags.row_state("C1")["step"] == 0
+
+
 def test_the_error_is_what_a_torch_user_catches() -> None:
     for kind in (ValueError, IndexError):
         with pytest.raises(kind):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -135,6 +136,27 @@ def test_a_copy_for_another_process_leaves_the_rows_where_they_are() -> None:
         module(batches(1)[0]).sum().backward()
     assert bags.caches[0].store.records.data_ptr() == address
     assert all(torch.equal(bags.weight(name), rows) for name, rows in before.items())
+
+
+def _train_elsewhere(bags: hotrows.EmbeddingBagCollection, answers: Any) -> None:
+    answers.put(bags.weight("a").sum().item())
+    bags(batches(1)[0]).sum().backward()
+    answers.put(bags.weight("a").sum().item())
+
+
+def test_a_spawned_process_gets_a_copy() -> None:
+    bags = make()
+    bags(batches(1)[0]).sum().backward()
+    before = bags.weight("a")
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    process = context.Process(target=_train_elsewhere, args=(bags, answers))
+    process.start()
+    assert answers.get(timeout=120) == before.sum().item()
+    assert answers.get(timeout=120) != before.sum().item()
+    process.join(timeout=120)
+    assert process.exitcode == 0
+    assert torch.equal(bags.weight("a"), before)
 
 
 EXITS = {

@@ -104,7 +104,7 @@ def _read(directory: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         number = content["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): prepare the data again") from error
     if number != FORMAT:
         raise ValueError(

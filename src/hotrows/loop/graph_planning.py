@@ -314,11 +314,13 @@ class GraphPlanning:
         cache = scheduler.cache
         num_lookups = ids.shape[0] * columns.first_row.numel()
         chosen = scheduler.coalesce or batches_to_coalesce(cache.planner, num_lookups, self._depth, self._window)
+        if scheduler.announcements.is_separate:
+            chosen = 1
         cache_proxy = weakref.proxy(cache)  # the cache must not be kept alive by its own graph
         with writable_state():
             self.graph = PlanningGraph(
                 cache.planner, columns, ids.shape, ids.dtype, self._depth, self._window, cache.store.num_rows,
-                scheduler.device, lambda moves: cache_proxy.move(moves), 1 if scheduler.announcements.is_separate else chosen,
+                scheduler.device, lambda moves: cache_proxy.move(moves), chosen,
             )  # fmt: skip
         record_event(scheduler.device).synchronize()
         self._in_plan_buffer.clear()

@@ -21,7 +21,7 @@ from hotrows.runtime.streams import record_event
 
 
 class OpenPass:
-    """A forward pass whose backward pass has not run. It lives as long as its autograd graph."""
+    """A forward pass that a backward pass may reach. It lives as long as its autograd graph."""
 
     def __init__(self, scheduler: Scheduler, ticket: BatchTicket) -> None:
         scheduler.retain(ticket)
@@ -46,6 +46,7 @@ class GradientAccumulation:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._open: weakref.WeakSet[OpenPass] = weakref.WeakSet()
+        self._kept: weakref.WeakSet[OpenPass] = weakref.WeakSet()  # reached, and their graphs were kept
         self._gathered: list[Contribution] = []
         self._backward_pass: int | None = None  # in which they were gathered
         self.is_accumulating = False
@@ -70,6 +71,7 @@ class GradientAccumulation:
         """
         scheduler = self._scheduler
         self._open.discard(opened)
+        self._kept.discard(opened)
         if (
             ticket.plan_buffer is not None
             and ticket.is_released
@@ -85,6 +87,9 @@ class GradientAccumulation:
             self._backward_pass = backward_pass
         # A forward pass that is reached again may not be the only one of this backward pass, although none is open.
         is_alone = not (self.is_accumulating or self._gathered or self._open or opened.has_ended)
+        is_alone = is_alone and not self._kept  # this backward pass may be about to reach them again
+        if cuda_private.keeps_graph():
+            self._kept.add(opened)
         with scheduler.exclusive:
             if is_alone and can_update_in_place(scheduler, ticket):
                 update(scheduler, ticket, grads)

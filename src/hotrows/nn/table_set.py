@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -203,10 +204,9 @@ def _whole_ids(ids: Ids) -> Tensor:
 
 def _step_count(table: Table, step: object) -> int:
     """The number of steps in a saved state, which has it as a float32 tensor, like `torch.optim`."""
-    number = step.item() if isinstance(step, Tensor) and step.numel() == 1 else step
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-        number = -1
-    if number < 0 or number != int(number):
+    given = step.item() if isinstance(step, Tensor) and step.numel() == 1 else step
+    number = float(given) if isinstance(given, Real) and not isinstance(given, bool) else -1.0
+    if not math.isfinite(number) or number < 0 or number != int(number):
         raise ValueError(f"state of table {table.name!r}: step is {step!r}, it must be a whole number from 0 up")
     return int(number)
 

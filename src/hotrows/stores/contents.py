@@ -1,8 +1,10 @@
 """All records of a store on their way into another one, by copy or pickle."""
 
 from collections.abc import Callable, Iterator
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hotrows.stores.base import Store
@@ -32,7 +34,11 @@ class Contents:
         return self
 
     def __reduce__(self) -> Any:
-        return _unpickle, (self._num_rows, list(self._chunks()))
+        chunks: list[Any] = list(self._chunks())
+        if get_spawning_popen() is not None:
+            # A new process would get tensors as shared memory, and these here are freed before it has opened that.
+            chunks = [chunk.numpy() for chunk in chunks]
+        return _unpickle, (self._num_rows, chunks)
 
 
 def _read_chunks(store: Store) -> Iterator[Tensor]:
@@ -41,8 +47,8 @@ def _read_chunks(store: Store) -> Iterator[Tensor]:
         yield store.read_range(start, min(start + step, store.num_rows))
 
 
-def _unpickle(num_rows: int, chunks: list[Tensor]) -> Contents:
+def _unpickle(num_rows: int, chunks: list[Any]) -> Contents:
     contents = Contents.__new__(Contents)
     contents._num_rows = num_rows
-    contents._chunks = lambda: iter(chunks)
+    contents._chunks = lambda: (torch.as_tensor(chunk) for chunk in chunks)
     return contents

@@ -12,6 +12,8 @@ from hotrows.cache.capacity import cache_rows
 
 _ALLOWED = 'give a count (10), a share of the accesses ("90%"), or memory ("256MB")'
 
+_LARGEST_COUNT = 2**63 - 1
+
 
 @dataclass(frozen=True)
 class TableCost:
@@ -41,6 +43,8 @@ def check_threshold(hot: int | str) -> None:
     if isinstance(hot, int):
         if hot < 1:
             raise ValueError(f"heca.hot is {hot}: {_ALLOWED}, a count is 1 or more")
+        if hot > _LARGEST_COUNT:
+            raise ValueError(f"heca.hot is {hot}: {_ALLOWED}, a count is {_LARGEST_COUNT} or less")
     elif _share(hot) is None:
         if not re.fullmatch(r"\s*[\d_.]+\s*[kmgt]i?b\s*", hot, re.IGNORECASE):
             raise ValueError(f"heca.hot is {hot!r}: {_ALLOWED}")

@@ -103,7 +103,7 @@ def is_gzip(path: Path) -> bool:
 def _open_text(path: Path) -> IO[str]:
     # Only \n ends a line, as in the engines. Other line separators of Unicode are part of a value.
     raw = cast(IO[bytes], gzip.GzipFile(path)) if is_gzip(path) else path.open("rb")
-    return io.TextIOWrapper(raw, encoding="utf-8", errors="replace", newline="\n")
+    return io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace", newline="\n")
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:

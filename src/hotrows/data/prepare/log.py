@@ -11,6 +11,7 @@ Expression = Any
 Make = Callable[[Table], Expression]
 
 FLOAT32_MAX = 3.4028234663852886e38
+LATEST_TIME = 1e20  # far beyond nanoseconds since 1970; the day of a number is an int64
 
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _HOUR = "([01][0-9]|2[0-3])"
@@ -28,7 +29,7 @@ def _date(year: str, leap_year: str, separator: str) -> str:
 
 ISO_TIME = (
     f"^{_date('[0-9]{4}', _LEAP_YEAR, '[-/]')}"
-    f"([T ]{_HOUR}(:[0-5][0-9](:([0-5][0-9]|60)([.,][0-9]+)?)?)?)?(Z| ?UTC|[+-][0-9]{{2}}(:?[0-9]{{2}})?)?$"
+    f"([T ]{_HOUR}(:[0-5][0-9](:([0-5][0-9]|60)([.,][0-9]+)?)?)?)?(Z| ?UTC|[+-]{_HOUR}(:?[0-5][0-9])?)?$"
 )
 YYMMDDHH = f"^{_date('[0-9]{2}', '([02468][048]|[13579][26])', '')}{_HOUR}$"
 
@@ -125,12 +126,12 @@ def infinite(name: str) -> Problem:
 
 
 def no_time(name: str) -> Problem:
-    """A time is a finite number, a timestamp, or ISO text of a date that exists and perhaps a time of day."""
+    """A time is a number up to 1e20, a timestamp, or ISO text of a date that exists and perhaps a time of day."""
 
     def found(table: Table) -> Expression:
         time = table[name]
         if time.type().is_floating():
-            return time.isnull() | time.isnan() | time.isinf()
+            return time.isnull() | time.isnan() | (time.abs() > LATEST_TIME)
         if time.type().is_string():
             return time.isnull() | ~time.re_search(ISO_TIME)
         return time.isnull()

@@ -26,6 +26,7 @@ from hotrows.data.schema import SPLITS, Column, Schema
 
 KINDS = ("criteo", "avazu", "taobao", "table")
 ROWS_PER_SHARD = 1 << 20
+LARGEST_NUMBER = 2**31 - 1
 
 Progress = Callable[[str, float], None]
 
@@ -62,7 +63,7 @@ def prepare(
     """
     started, input, out = time.perf_counter(), Path(input), Path(out)
     check_fractions(split, valid, test)
-    _check(min_count, on_error, out)
+    _check(min_count, seed, on_error, out)
     on_progress = progress or (lambda phase, done: None)
     log = open_log(kind, list_files(input), config)
     options = {
@@ -92,11 +93,14 @@ def prepare(
     return PrepareReport(log.name, out, job.num_read, skipped, num_ids, num_samples, seconds)
 
 
-def _check(min_count: int, on_error: str, out: Path) -> None:
+def _check(min_count: int, seed: int, on_error: str, out: Path) -> None:
     if on_error not in ("stop", "skip"):
         raise ValueError(f"unknown on_error {on_error!r}; known: stop, skip")
     if min_count < 1:
         raise ValueError(f"min_count={min_count}: must be at least 1")
+    for name, number in (("min_count", min_count), ("seed", seed)):
+        if abs(number) > LARGEST_NUMBER:
+            raise ValueError(f"{name}={number}: must be at most {LARGEST_NUMBER}")
     if out.exists():
         raise OutputError(f"{out} exists already: choose another directory, or remove it first")
 

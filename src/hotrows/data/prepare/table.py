@@ -57,14 +57,18 @@ def table(paths: tuple[Path, ...], config: Path) -> Log:
 
 def _read(config: Path) -> dict[str, Any]:
     try:
-        settings = tomllib.loads(config.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        settings = tomllib.loads(config.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInputError(config, str(error), "a TOML file that names the columns of the log") from error
     for name, value in settings.items():
         if name not in KNOWN:
             raise BadInputError(config, f"unknown setting {name!r}", "one of " + ", ".join(KNOWN))
         if not isinstance(value, KNOWN[name]):
             raise BadInputError(config, f"{name} is {value!r}", f"a {KNOWN[name].__name__}")
+        if isinstance(value, list) and not all(isinstance(each, str) for each in value):
+            raise BadInputError(config, f"{name} is {value!r}", "a list of texts, the names of columns")
+        if name in ("time", "delimiter", "columns") and not value:
+            raise BadInputError(config, f"{name} is empty", f"a value, or no {name}")
     for name in ("label", "categorical"):
         if not settings.get(name):
             raise BadInputError(config, f"no {name}", 'label = "a column" and categorical = ["columns"]')

@@ -12,7 +12,7 @@ ENGINES = ("duckdb", "spark")
 
 def connect(name: str, memory_limit: str, work: Path) -> Engine:
     """Start an engine that keeps to the memory limit and spills into `work`."""
-    if not re.fullmatch(r"[0-9.]+ *[KMGT]i?B", memory_limit.strip(), re.IGNORECASE):
+    if not re.fullmatch(r"(?=[0.]*[1-9])([0-9]+\.?[0-9]*|\.[0-9]+) *[KMGT]i?B", memory_limit.strip(), re.IGNORECASE):
         raise ValueError(f"memory_limit={memory_limit!r}: write a size such as 4GB or 512MB")
     if name == "duckdb":
         from hotrows.data.prepare.engines.duckdb import DuckDB

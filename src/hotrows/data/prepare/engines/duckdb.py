@@ -1,6 +1,7 @@
 """Prepare on DuckDB: in this process, out of core under a memory limit."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ class DuckDB:
         return self._view(f"SELECT * FROM read_parquet({_text(str(path))})")
 
     def fetch(self, expression: Expression) -> dict[str, Any]:
-        return self._ibis.to_pyarrow(expression).to_pylist()[0]  # type: ignore[no-any-return]
+        with _reported():
+            return self._ibis.to_pyarrow(expression).to_pylist()[0]  # type: ignore[no-any-return]
 
     def store(self, expression: Table, name: str, order_by: Sequence[str]) -> tuple[Part, ...]:
         self._run(f"CREATE TABLE {_name(name)} AS {self._ordered(expression, order_by)}")
@@ -179,12 +181,8 @@ class DuckDB:
         self._run(f"COPY ({query}) TO {_text(str(target))} ({_PARQUET})")
 
     def _run(self, sql: str) -> None:
-        try:
+        with _reported():
             self._connection.execute(sql)
-        except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
-            if "No space left" in str(error) or "max_temp_directory_size" in str(error):
-                raise OutputError(f"the disk is full: {error}") from error
-            raise
 
     def _rejects(self, file: LogFile) -> tuple[tuple[Rejected, ...], frozenset[int]]:
         # A short line is listed once for every field that it lacks.
@@ -212,6 +210,20 @@ class DuckDB:
             few = self._connection.execute("SELECT DISTINCT line FROM rejects ORDER BY line LIMIT 1000000").fetchall()
             numbers = frozenset(line for (line,) in few)
         return tuple(rejected), numbers
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Say in the user's words that the disk or the memory is full."""
+    try:
+        yield
+    except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
+        if "No space left" in str(error) or "max_temp_directory_size" in str(error):
+            raise OutputError(f"the disk is full: {error}") from error
+        if isinstance(error, duckdb.OutOfMemoryException):
+            reason = str(error).splitlines()[0]
+            raise MemoryError(f"the engine needs more memory ({reason}): give a larger memory_limit") from error
+        raise
 
 
 def _text(value: str) -> str:

@@ -1,0 +1,1 @@
+"""Random programs of API calls, compared with a model in float64 and with the same program without a cache."""
