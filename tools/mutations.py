@@ -103,8 +103,8 @@ MUTATIONS = (
     ),
     Mutation(
         "one backward pass is one optimizer step", "nn/accumulation.py",
-        "        is_alone = not (self.is_accumulating or self._gathered or self._open or opened.has_ended)\n",
-        "        is_alone = not (self.is_accumulating or self._gathered)\n",
+        "        is_alone = not (step.is_accumulating or self._open or opened.has_ended)\n",
+        "        is_alone = not step.is_accumulating\n",
         "tests/nn/test_accumulation.py tests/test_exactness.py::test_equal_to_uncached",
     ),
     Mutation(
@@ -114,7 +114,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gradients of a failed backward pass are dropped", "nn/accumulation.py",
-        "            self._gathered.clear()  # of a backward pass that failed\n            self._backward_pass",
+        "            self._reached.clear()  # of a backward pass that failed\n            self._backward_pass",
         "            self._backward_pass",
         "tests/nn/test_accumulation.py",
     ),

@@ -1,7 +1,7 @@
 """The common part of the embedding modules: their table sets, and what `nn.Module` and `hotrows.lookahead` need."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -121,10 +121,7 @@ class CachedModule(nn.Module):
     @property
     def is_accumulating(self) -> bool:
         """`accumulate` is open."""
-        for tables in self._sets:  # noqa: SIM110  (a generator is slower)
-            if tables.accumulation.is_accumulating:
-                return True
-        return False
+        return self._forward_pass.step.is_accumulating
 
     @property
     def schedulers(self) -> list[Scheduler]:
@@ -173,9 +170,7 @@ class CachedModule(nn.Module):
             for part in parts:
                 (loss_fn(model(part)) / len(parts)).backward()
         """
-        with ExitStack() as stack:
-            for tables in self._sets:
-                stack.enter_context(tables.accumulation.accumulate())
+        with self._forward_pass.step.accumulate():
             yield
 
     def unpin(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hotrows.cache.planning.protocol import Placement
 from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket
-from hotrows.nn.accumulation import CapturedUpdates
+from hotrows.nn.accumulation import CapturedUpdates, GradientAccumulation, OptimizerStep, make_anchor
 from hotrows.nn.autograd import PooledRows
 from hotrows.nn.lookups import Lookups
 from hotrows.nn.table_set import TableSet
@@ -31,6 +31,7 @@ class ForwardPass:
 
     Attributes:
         current: the tickets of the batch whose iteration it is in `hotrows.lookahead`, one for each table set.
+        step: the gradients that wait for the next optimizer step.
     """
 
     def __init__(self, sets: Sequence[TableSet], mode: str, device: torch.device, exclusive: Exclusive) -> None:
@@ -38,6 +39,9 @@ class ForwardPass:
         self._mode = mode
         self._device = device
         self._exclusive = exclusive
+        self.step = OptimizerStep(exclusive)
+        self._accumulations = [GradientAccumulation(each.scheduler, self.step, len(sets) == 1) for each in sets]
+        self._anchor = make_anchor(self.step, device)
         self._trainer: int | None = None  # the thread of the last training forward pass
         self.current: list[BatchTicket] | None = None
         self._captured: CapturedParts | None = None
@@ -83,8 +87,8 @@ class ForwardPass:
                 if trains:
                     self._warn_of_other_ids()
             return [
-                self._pool(tables, part, None if tickets is None else tickets[i], trains)
-                for i, (tables, part) in enumerate(zip(self._sets, lookups, strict=True))
+                self._pool(tables.scheduler, part, None if tickets is None else tickets[i], updates if trains else None)
+                for i, (tables, part, updates) in enumerate(zip(self._sets, lookups, self._accumulations, strict=True))
             ]
 
     def output(self, pooled: Tensor) -> Tensor:
@@ -109,12 +113,13 @@ class ForwardPass:
         finally:
             self._captured, self._captured_ids = None, []
 
-    def _pool(self, tables: TableSet, lookups: Lookups, current: BatchTicket | None, trains: bool) -> Tensor:
-        scheduler, updates = tables.scheduler, tables.accumulation if trains else None
-        ticket = self._planned(scheduler, lookups, current, trains)
+    def _pool(
+        self, scheduler: Scheduler, lookups: Lookups, current: BatchTicket | None, updates: GradientAccumulation | None
+    ) -> Tensor:
+        ticket = self._planned(scheduler, lookups, current, trains=updates is not None)
         try:
             scheduler.acquire(ticket)
-            anchor = tables.anchor if trains else tables.anchor.detach()
+            anchor = self._anchor.detach() if updates is None else self._anchor
             pooled: Tensor = PooledRows.apply(  # type: ignore[no-untyped-call]
                 anchor, lookups.weights, scheduler, ticket, lookups.offsets, self._mode, updates
             )
@@ -127,7 +132,7 @@ class ForwardPass:
         """Raise if another thread is in the middle of a training step, or of a lookahead loop."""
         thread = threading.get_ident()
         if self._trainer != thread:
-            is_busy = self.current is not None or any(tables.accumulation.has_open_passes for tables in self._sets)
+            is_busy = self.current is not None or any(updates.has_open_passes for updates in self._accumulations)
             if self._trainer is not None and is_busy:
                 raise RuntimeError(
                     "two threads train these bags at the same time, which has no defined result: train in one thread, "

@@ -13,7 +13,6 @@ from hotrows.cache.row_cache import RowCache
 from hotrows.errors import BadIdError
 from hotrows.loop.preload import pin
 from hotrows.loop.scheduler import Scheduler
-from hotrows.nn.accumulation import GradientAccumulation, make_anchor
 from hotrows.nn.lookups import on_device
 from hotrows.stores import Store
 from hotrows.stores.memory_checks import available_host_memory, require_memory
@@ -32,14 +31,12 @@ CHUNK_BYTES = 1 << 26  # of records that are read or written at a time where a w
 
 
 class TableSet:
-    """The tables of one dim: their cache, its scheduler, and the gradients that wait for it."""
+    """The tables of one dim, their cache and its scheduler."""
 
     def __init__(self, tables: Sequence[Table], scheduler: Scheduler) -> None:
         self.tables = tuple(tables)
         self.scheduler = scheduler
         self.cache: RowCache = scheduler.cache
-        self.accumulation = GradientAccumulation(scheduler)
-        self.anchor = make_anchor(self.accumulation, scheduler.device)
         self.first_row = {}
         row = 0
         for table in tables:
