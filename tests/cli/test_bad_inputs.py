@@ -306,6 +306,7 @@ DAMAGES = [
     Damage("config.json", b"", "config.json is damaged"),
     Damage("config.json", b"{", "config.json is damaged"),
     Damage("config.json", b"\xff\xfe", "config.json is damaged"),
+    Damage("config.json", b"[" * 100_000, "config.json is damaged"),
     Damage("config.json", b"[1]", "config.json is not the configuration of a run"),
     Damage("config.json", b"{}", "data: name a prepared directory"),
     Damage("config.json", b'{"colour": 1}', "unknown 'colour'; known are"),
@@ -316,11 +317,13 @@ DAMAGES = [
     Damage("model.pt", b"PK\x03\x04 no archive", "model.pt is damaged"),
     Damage("model.pt", b"\x80\x04\x95 no pickle", "model.pt is damaged"),
     Damage("model.pt", {"weights": torch.zeros(2)}, "model.pt is not a model that hotrows has saved, it must have"),
-    Damage("model.pt", {"model": {}, "bags": {}, "tables": {}, "columns": [], "num_dense": 13}, "0 categorical"),
+    Damage(
+        "model.pt", {"model": {}, "bags": {}, "tables": {}, "columns": [], "dense": ["I1"]}, "1 dense and 0 categorical"
+    ),
     *(
         Damage(
             "model.pt",
-            {"model": {}, "bags": {}, "tables": {}, "columns": [], "num_dense": 13, **wrong},
+            {"model": {}, "bags": {}, "tables": {}, "columns": [], "dense": [], **wrong},
             "model.pt is not a model that hotrows has saved",
         )
         for wrong in (
@@ -329,6 +332,7 @@ DAMAGES = [
             {"tables": {1: 2}},
             {"tables": {"C1": "2"}},
             {"columns": [1]},
+            {"dense": [1]},
         )
     ),
 ]

@@ -129,25 +129,52 @@ def test_two_threads_that_train_get_an_error() -> None:
     run_all([lambda: bags(batches(1)[0]).sum().backward()])  # one after the other is fine
 
 
+IN_A_CHILD = {
+    "read": "with torch.no_grad(): bags(ids)",
+    "forward": "bags(ids)",
+    "backward": "loss.backward()",
+    "next": "next(it)",
+    "stats": "bags.stats()",
+    "flush": "bags.flush()",
+    "weight": "bags.state_dict()",
+    "state": "optimizer.state_dict()",
+    "pin": "bags.pin([1])",
+    "loop": "next(iter(hotrows.lookahead([ids], bags, ids=lambda ids: ids)))",
+}
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
-def test_a_forked_child_says_what_to_do() -> None:
-    program = """
+@pytest.mark.parametrize("where", ["outside", "in a loop"])
+def test_a_forked_child_says_what_to_do(where: str) -> None:
+    """In the middle of an iteration, whose rows are in the cache already, as between two batches."""
+    program = f"""
 import os, sys, torch, hotrows
-bags = hotrows.EmbeddingBag(50, 4, cache=5, optimizer=hotrows.optim.SGD(lr=0.1))
+optimizer = hotrows.optim.SGD(lr=0.1)
+bags = hotrows.EmbeddingBag(50, 4, cache=5, optimizer=optimizer)
 with torch.no_grad():
     bags(torch.tensor([[1], [2]]))
+it = iter(hotrows.lookahead([torch.tensor([[i], [i + 1]]) for i in range(20)], bags, ids=lambda ids: ids))
+ids = next(it) if {where == "in a loop"} else torch.tensor([[3], [4]])
+loss = bags(ids).sum()
 child = os.fork()
 if child == 0:
-    try:
-        with torch.no_grad():
-            bags(torch.tensor([[3], [4]]))
-    except RuntimeError as error:
-        sys.exit(7 if "spawn" in str(error) else 8)
-    sys.exit(9)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    for number, code in enumerate({list(IN_A_CHILD.values())}):
+        try:
+            exec(code)
+        except RuntimeError as error:
+            if "spawn" not in str(error):
+                raise
+        else:
+            os._exit(10 + number)
+    del it, loss
+    sys.exit(7)
+loss.backward()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=60, check=False)
-    assert done.returncode == 7
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "7", "")
 
 
 def test_a_copy_for_another_process_leaves_the_rows_where_they_are() -> None:

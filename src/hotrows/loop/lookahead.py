@@ -112,8 +112,11 @@ def _run(batches: Iterator[B], bags: LookaheadModule, depth: int, window: int, i
     finally:
         with suppress(ReferenceError):  # if all of it is collected as one cycle, there is nothing left to close
             # A generator may be collected in any thread. If the loop's thread waits for that one, waiting for the lock
-            # would be a deadlock. It may also be collected in the middle of a change of state.
-            if threading.get_ident() == thread and not bags.exclusive.is_entered:
+            # would be a deadlock. It may also be collected in the middle of a change of state. In a forked process,
+            # there is nothing to close: the loop belongs to the parent process.
+            if bags.exclusive.is_forked:
+                pass
+            elif threading.get_ident() == thread and not bags.exclusive.is_entered:
                 bags.close_lookahead(loop.close)
             else:
                 bags.close_lookahead_later(loop.close)

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from hotrows.runtime import cuda_private
+from hotrows.runtime.exclusive import FORKED
 
 
 @contextmanager
@@ -226,10 +227,7 @@ class ThreadStream:
 
     def submit(self, work: Callable[[], None], after: Iterable[Event] = (), replays_graph: bool = False) -> Event:
         if os.getpid() != self._process:
-            raise RuntimeError(
-                "this process was forked from the one that made the bags, and their threads did not come along: start "
-                "processes with multiprocessing.get_context('spawn'), or make the bags in this process"
-            )
+            raise RuntimeError(FORKED)
         event = ThreadEvent()
         self._jobs.add((work, tuple(after), event))
         return event

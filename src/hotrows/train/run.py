@@ -5,7 +5,7 @@ import logging
 import platform
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def _run(
         observers.append(ProgressBar())
     trainer = Trainer(config, data, parts, strategy, observers, timeline)
     if config.save:
-        trainer.after_training = lambda: save_model(directory, parts)
+        trainer.after_training = lambda: save_model(directory, parts, data.schema.dense)
     outcome = trainer.train()
     with defer_sigint():  # the results of a finished training are written, also if Ctrl-C comes now
         summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
@@ -142,12 +142,7 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     check_optimizers(config)
     saved = load_model(directory)
     dataset: DataSet = open_dataset(config.data if data is None else data)
-    if len(dataset.schema.categorical) != len(saved["columns"]) or len(dataset.schema.dense) != saved["num_dense"]:
-        raise ValueError(
-            f"the model was trained on {saved['num_dense']} dense and {len(saved['columns'])} categorical columns, "
-            f"{dataset.name} has {len(dataset.schema.dense)} and {len(dataset.schema.categorical)}"
-        )
-    schema = Schema(dataset.schema.dense, _columns_of(dataset.schema, saved["tables"]))
+    schema = _schema_of_model(dataset, saved)
     if isinstance(dataset, PreparedDataSet):
         dataset = dataset.with_schema(schema)
     elif any(dataset.schema.tables[name] > num_rows for name, num_rows in schema.tables.items()):
@@ -242,14 +237,38 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _columns_of(schema: Schema, tables: dict[str, int]) -> tuple[Any, ...]:
-    """The data set's columns with the table sizes of the model. Ids beyond these sizes become the rare id."""
-    from dataclasses import replace
+def _schema_of_model(dataset: DataSet, saved: dict[str, Any]) -> Schema:
+    """The model's columns in its own order, with its table sizes. Ids beyond these sizes become the rare id.
 
-    unknown = sorted({column.table for column in schema.categorical} - set(tables))
-    if unknown:
-        raise ValueError(f"the model has no table for {', '.join(unknown)}: its tables are {', '.join(tables)}")
-    return tuple(replace(column, num_ids=tables[column.table]) for column in schema.categorical)
+    Raises:
+        ValueError: the data set has other columns.
+    """
+    known = {column.name: column for column in dataset.schema.categorical}
+    names = (*saved["dense"], *saved["columns"])
+    missing = [name for name in names if name not in known and name not in dataset.schema.dense]
+    if missing or len(names) != len(known) + len(dataset.schema.dense):
+        unknown = [name for name in (*dataset.schema.dense, *known) if name not in names]
+        raise ValueError(
+            f"the model was trained on {len(saved['dense'])} dense and {len(saved['columns'])} categorical columns, "
+            f"{dataset.name} has {len(dataset.schema.dense)} and {len(known)}: the "
+            f"data lacks {_listed(missing)}; the model lacks {_listed(unknown)}"
+        )
+    mixed = [name for name in names if (name in known) != (name in saved["columns"])]
+    if mixed:
+        raise ValueError(
+            f"{_listed(mixed)} of {dataset.name}: dense in one of data and model, categorical in the other"
+        )
+    columns = tuple(known[name] for name in saved["columns"])
+    foreign = sorted({column.table for column in columns} - set(saved["tables"]))
+    if foreign:
+        raise ValueError(f"the model has no table for {_listed(foreign)}: its tables are {', '.join(saved['tables'])}")
+    sized = tuple(replace(column, num_ids=saved["tables"][column.table]) for column in columns)
+    return Schema(tuple(saved["dense"]), sized)
+
+
+def _listed(names: list[str]) -> str:
+    """Names in a message: the first five of them."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
 
 
 def _check_dense_memory(config: RunConfig, schema: Schema, device: torch.device) -> None:
@@ -273,7 +292,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.parent} is not a run directory: it has no {path.name}")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): train again") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not the configuration of a run: it has no settings by name")

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,12 @@ def check_room(directory: Path, parts: Parts) -> None:
         )
 
 
-def save_model(directory: Path, parts: Parts) -> None:
-    """Write everything that `evaluate_run` needs into the run directory."""
+def save_model(directory: Path, parts: Parts, dense: Sequence[str]) -> None:
+    """Write everything that `evaluate_run` needs into the run directory.
+
+    Args:
+        dense: the dense columns, in the order of the model's inputs.
+    """
     check_room(directory, parts)
     with defer_sigint(), whole_file(directory / MODEL_FILE) as part:
         torch.save(
@@ -59,7 +63,7 @@ def save_model(directory: Path, parts: Parts) -> None:
                 "bags": {name: weight.contiguous() for name, weight in parts.bags.state_dict().items()},
                 "tables": {table.name: table.num_rows for table in parts.bags.tables},
                 "columns": list(parts.bags.features),
-                "num_dense": parts.model.num_dense,
+                "dense": list(dense),
             },
             part,
         )
@@ -86,13 +90,13 @@ def load_model(directory: Path) -> dict[str, Any]:
     return saved
 
 
-_SAVED: dict[str, type] = {"model": dict, "bags": dict, "tables": dict, "columns": list, "num_dense": int}
+_SAVED: dict[str, type] = {"model": dict, "bags": dict, "tables": dict, "columns": list, "dense": list}
 
 
 def _is_saved_model(saved: dict[Any, Any]) -> bool:
     if not all(isinstance(saved.get(key), kind) for key, kind in _SAVED.items()):
         return False
-    names = (*saved["model"], *saved["bags"], *saved["tables"], *saved["columns"])
+    names = (*saved["model"], *saved["bags"], *saved["tables"], *saved["columns"], *saved["dense"])
     return all(isinstance(name, str) for name in names) and all(
         isinstance(num_rows, int) for num_rows in saved["tables"].values()
     )
