@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ import hotrows
 from hotrows.runtime.defer_sigint import is_deferring
 from tests.faults.injection import AtLine, InjectedError, fail, interrupt
 
+Bags = Any  # an EmbeddingBag, or a collection of one table
 FAULTS: dict[str, Callable[[], None]] = {"interrupt": interrupt, "exception": fail}
 
 
@@ -79,14 +81,14 @@ def train(bag: hotrows.EmbeddingBag, program: Program, data: list[Tensor], train
         trained.append(ids)
 
 
-def loop(bag: hotrows.EmbeddingBag, program: Program, data: list[Tensor]) -> Iterator[Tensor]:
+def loop(bag: Bags, program: Program, data: list[Tensor]) -> Iterator[Tensor]:
     if program.depth is None:
         yield from data
     else:
         yield from hotrows.lookahead(data, bag, depth=program.depth, window=5, ids=lambda ids: ids)
 
 
-def rows_of(bag: hotrows.EmbeddingBag) -> Tensor:
+def rows_of(bag: Bags) -> Tensor:
     """Weights and state of all rows, and the step count."""
     state = bag.row_state("weight")
     return torch.cat(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -21,13 +22,20 @@ from torch import Tensor
 
 import hotrows
 from hotrows.runtime.defer_sigint import is_deferring
-from tests.faults.test_interrupts import NUM_ROWS, PROGRAMS, Program, loop, make, rows_of, same
+from tests.faults.test_interrupts import NUM_ROWS, OPTIMIZERS, PROGRAMS, Bags, Program, loop, make, rows_of, same
 
 NUM_SIGINTS = int(os.environ.get("HOTROWS_SIGINTS", "20"))
 NUM_GPU_SIGINTS = int(os.environ.get("HOTROWS_SIGINTS", "100"))
 NUM_BATCHES = 12
-MODULES = {"replayed": Program(30, index="direct"), "evicting": PROGRAMS["evicting"], "sets": PROGRAMS["sets"]}
-Train = Callable[[hotrows.EmbeddingBag, list[Tensor], list[Tensor]], None]
+REPLAYED = Program(40, index="direct")
+Train = Callable[[Bags, list[Tensor], list[Tensor]], None]
+
+
+class OneTable(hotrows.EmbeddingBagCollection):
+    """A collection whose only table needs no name. Steps of an `EmbeddingBag` are not replayed from graphs."""
+
+    def weight(self, name: str = "weight") -> Tensor:
+        return super().weight(name)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +83,7 @@ def batches(program: Program) -> list[Tensor]:
 
 
 def eagerly(program: Program) -> Train:
-    def train(bag: hotrows.EmbeddingBag, data: list[Tensor], trained: list[Tensor]) -> None:
+    def train(bag: Bags, data: list[Tensor], trained: list[Tensor]) -> None:
         for ids in loop(bag, program, data):
             (bag(ids) - 1.0).square().sum().backward()
             trained.append(ids)
@@ -84,7 +92,7 @@ def eagerly(program: Program) -> Train:
 
 
 def replayed(program: Program, num_replayed: list[int]) -> Train:
-    def train(bag: hotrows.EmbeddingBag, data: list[Tensor], trained: list[Tensor]) -> None:
+    def train(bag: Bags, data: list[Tensor], trained: list[Tensor]) -> None:
         def step(ids: Tensor) -> Tensor:
             loss = (bag(ids) - 1.0).square().sum()
             loss.backward()
@@ -112,13 +120,16 @@ def states(program: Program, device: str) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def make_on(program: Program, device: str, cache_rows: int | str) -> hotrows.EmbeddingBag:
+def make_on(program: Program, device: str, cache_rows: int | str) -> Bags:
     if device == "cpu":
         return make(program, cache_rows)
-    bag = hotrows.EmbeddingBag(
-        NUM_ROWS, 4, mode="sum", cache=cache_rows, index=program.index, policy=program.policy, device=device,
-        optimizer=hotrows.optim.Adam(lr=0.1) if program.optimizer == "adam" else hotrows.optim.Adagrad(lr=0.1),
-    )  # fmt: skip
+    arguments: dict[str, Any] = {
+        "mode": "sum", "cache": cache_rows, "index": program.index, "policy": program.policy, "device": device,
+        "optimizer": OPTIMIZERS[program.optimizer](),
+    }  # fmt: skip
+    if program is REPLAYED:
+        return OneTable([hotrows.Table("weight", NUM_ROWS)], 4, **arguments)
+    bag = hotrows.EmbeddingBag(NUM_ROWS, 4, **arguments)
     bag.schedulers[0].coalesce = program.coalesce
     return bag
 
@@ -197,7 +208,7 @@ def test_sigint_at_a_random_moment(name: str, record_property: Callable[[str, ob
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*sorted(PROGRAMS), "replayed"])
 def test_sigint_at_a_random_moment_on_a_gpu(name: str, record_property: Callable[[str, object], None]) -> None:
-    program, num_replayed = PROGRAMS.get(name, Program(40, index="direct")), list[int]()
+    program, num_replayed = PROGRAMS.get(name, REPLAYED), list[int]()
     train = replayed(program, num_replayed) if name == "replayed" else eagerly(program)
     num = -(-NUM_GPU_SIGINTS // (len(PROGRAMS) + 1))
     outcomes = interrupt_at_random(program, train, "cuda", num, seed=len(name))
