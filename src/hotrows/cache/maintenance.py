@@ -1,4 +1,4 @@
-"""Work on a cache as a whole: write every row back to the store, or read every row again."""
+"""Operations on all rows of a cache: write every row back to the store, or read every row again."""
 
 import torch
 from torch import Tensor

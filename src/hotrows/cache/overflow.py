@@ -1,6 +1,6 @@
-"""The overflow buffer: copies of rows that got no slot, behind the last slot of a cache, for one batch.
+"""The overflow buffer behind the last slot of a cache: copies of the rows of one batch that got no slot.
 
-A copy is written back after its batch's update, and only if nothing was planned since it was read.
+A copy is updated and written back only if nothing was planned since it was read.
 """
 
 from hotrows.cache.maintenance import read_again_all, write_back_all
@@ -9,8 +9,8 @@ from hotrows.cache.streams import CacheStreams
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.streams import record_event, writable_state
 
-# A cache of at most this many bytes is copied when the buffer grows. A larger one goes through the store, because the
-# device may not have the memory for it twice.
+# A cache of at most this many bytes is copied when the buffer grows. The rows of a larger cache go through the store,
+# because the device may not have the memory for the old and the new cache at once.
 MOST_BYTES_TWICE = 1 << 27
 
 
@@ -41,12 +41,13 @@ def _grow_through_store(cache: RowCache, streams: CacheStreams, buffer_sizes: tu
     The content of the buffer is lost. Nothing uses it, because the next batch overwrites it.
 
     Args:
-        buffer_sizes: wanted sizes of the buffer in rows, the largest first; the last one is needed.
+        buffer_sizes: wanted sizes of the buffer in rows, the largest first. If the device has no memory even for the
+            last one, which is needed, the buffer keeps its old size and the error is raised.
     """
     num_before, words = cache.records.shape
     sizes = (*(cache.num_slots + size for size in buffer_sizes), num_before)
     failed: Exception | None = None
-    with defer_sigint():  # in between, rows are not where the index says
+    with defer_sigint():  # until the rows are read again, they are not where the index says
         write_back_all(cache, streams)
         cache.records = cache.records.new_empty(0, words)
         try:

@@ -22,9 +22,9 @@ class RowCache:
 
     Args:
         store: all rows.
-        planner: over as many slots as the cache has.
+        planner: plans for as many slots as the cache has.
         transfer: moves records between store and device. Each cache needs its own.
-        numbering: where the store has each row; None if it has them table after table.
+        numbering: the number of each row in the store; None if the store numbers rows table after table.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RowCache:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory of records, slots, index and transfer. Not what single batches take."""
+        """Device memory of records, slots, index and transfer, without what single batches take."""
         return self.records.nbytes + self.planner.device_bytes(self.store.num_rows) + self.transfer.device_bytes
 
     def find_unique(self, rows: Tensor) -> tuple[UniqueRows, Tensor | None]:
@@ -72,7 +72,8 @@ class RowCache:
             rows: int64 [N], numbered table after table.
 
         Returns:
-            The unique rows. If the store has them in another order, also their numbers table after table, else None.
+            The unique rows. If the store numbers rows in another order, also their numbers table after table, else
+            None.
         """
         unique = unique_rows(rows)
         if self.numbering is None:
@@ -123,7 +124,8 @@ class RowCache:
         """Add the counts of a plan to the statistics.
 
         Args:
-            was_rejected: the plan did not fit beside the batches in flight, although every slot was considered.
+            was_rejected: count a plan that does not fit as a rejected one. False for a plan that searched only a range
+                of the slots, and for all but the first of coalesced batches.
         """
         stats = self.stats
         stats.bytes_in += (counts.placed + counts.overflow) * self.record_bytes

@@ -12,8 +12,8 @@ LOWEST = torch.iinfo(torch.int32).min
 class Slots:
     """State of S slots.
 
-    The arrays have one entry more than there are slots. Writes that must not happen go there, so that a whole batch can
-    be written without asking the host which of its entries count.
+    The arrays that plans write have one entry more than there are slots. Writes that must not happen go there, so that
+    a whole batch can be written without the host knowing which of its entries are real.
     """
 
     def __init__(self, num: int, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class Slots:
         return sum(array.nbytes for array in (self.row, self.last_used, self.priority, self.pinned))
 
     def or_beyond(self, slots: Tensor, mask: Tensor | None = None) -> Tensor:
-        """int64 slots to write to: the extra entry for those that are NO_SLOT or masked out."""
+        """The slots to write to, int64, with the extra entry in place of those that are NO_SLOT or masked out."""
         real = slots >= 0 if mask is None else mask & (slots >= 0)
         return torch.where(real, slots, self.num).long()
 

@@ -1,9 +1,9 @@
 """Values read early: when a batch's rows are fetched, before the batch that still trains has updated them.
 
-This is HECA as published: while a batch trains, the rows of the next one are collected, those in the cache from the
-cache and the others from the store, and the next batch is computed with what was collected. A row that both batches
-use is then one update old. Only what the forward pass reads is old: gradients are applied to the record as it is by
-then, so that no update is lost.
+This is HECA as published: while a batch trains, the values of the next batch's rows are collected, from the cache if
+they are there and from the store otherwise, and the next batch is computed with these values. The value of a row that
+both batches use is then one update old. Only what the forward pass reads is old: gradients are applied to the current
+record, so that no update is lost.
 
 Reads and updates alternate in a fixed order, so the result is the same every time: a batch is read after the update
 of the batch before the current one, and the current batch's update waits for that read.

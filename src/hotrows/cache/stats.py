@@ -20,8 +20,8 @@ class Stats:
     on_the_spot: int = 0  # batches not looked ahead, and updates of gathered gradients, which are planned like batches
     read_rows: int = 0  # unique rows read without training (eval, no_grad)
     stale: int = 0  # rows read early and updated before their batch trained (`cache.stale_reads`)
-    stalls: int = 0  # moves and stale reads that were not complete when the host made the caller wait
-    stall_seconds: float = 0.0  # on the CPU; a GPU's host does not wait
+    stalls: int = 0  # how often moves or a stale read were not complete when the caller's stream came to wait for them
+    stall_seconds: float = 0.0  # how long the calling thread waited for them; about 0 on CUDA, where only streams wait
 
     @property
     def hit_rate(self) -> float:

@@ -16,7 +16,7 @@ from hotrows.runtime.streams import Event, WorkStream, all_complete, make_stream
 
 
 class CacheStreams:
-    """Where the plans and the moves of one cache run, beside the caller's stream."""
+    """The streams in which one cache plans and moves rows, beside the caller's stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -40,7 +40,7 @@ class CacheStreams:
         return readback, self.last_plan
 
     def submit_planning_graph(self, work: Callable[[], None], after: Iterable[Event]) -> Event:
-        """Replay the planning graph, which plans and moves rows: behind every move submitted before."""
+        """Replay the planning graph, which plans and moves rows, behind every move that was submitted before."""
         last, self._last_move = self._last_move, None
         if last is not None:
             after = (*after, last)
@@ -73,7 +73,7 @@ class CacheStreams:
             self._kept_alive.popleft()
 
     def __del__(self) -> None:
-        """Wait for the streams: memory they still use must not return to PyTorch, which would hand it out again."""
+        """Wait for the streams, because PyTorch would reuse the memory that they still read or write."""
         if self.device.type == "cuda" and hasattr(self, "_kept_alive") and not sys.is_finalizing():
             for stream in (self.planning, self.moving):
                 stream.submit(_do_nothing).synchronize()

@@ -37,7 +37,7 @@ class Cached:
     """Put a tier in host memory in front of another store: `store=Cached(MyStore(), num_slots=1_000_000)`.
 
     Args:
-        backing: what `store=` takes, except "device".
+        backing: the slower store, as the argument `store=` of the embedding modules takes it, except "device".
         num_slots: rows in host memory, for the tables of each dim.
         policy: decides which rows stay in host memory, a name in `hotrows.POLICIES` or a `Policy`.
         index: "auto", "direct", "hash" or "set-associative".

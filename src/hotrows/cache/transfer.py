@@ -28,11 +28,11 @@ class Transfer(Protocol):
 
 
 class ZeroCopy:
-    """The store exchanges rows itself: for one in host memory, a kernel reads and writes it without the CPU.
+    """The store exchanges rows itself. If it is in host memory, a kernel reads and writes that memory without the CPU.
 
     Args:
-        sm_scale: scales the number of multiprocessors that may move rows. More than 1 suits moves that have less time
-            than a training step, and slows down the training beside them.
+        sm_scale: scales the number of multiprocessors that may move rows. With more than 1, moves take less time, and
+            slow down the training beside them more. That suits moves that must be done in less than a training step.
     """
 
     waits = False
@@ -74,7 +74,7 @@ class BlockTransmitter:
         slots = moves.slots
         count = filled(slots, moves.num)
         listed = torch.arange(count, device=slots.device) < moves.num
-        # No row is both written and read by the moves, so all records can leave their slots first.
+        # No row both leaves and enters the cache in the same moves, so all records can leave their slots first.
         for leaving, rows in ((True, moves.rows_out[:count]), (False, moves.rows_in[:count])):
             (moving,) = torch.nonzero((rows >= 0) & listed, as_tuple=True)
             chosen_slots, chosen_rows = slots[moving].long(), rows[moving].cpu()

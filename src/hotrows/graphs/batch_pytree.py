@@ -1,4 +1,4 @@
-"""Batches, and what a step returns, as flat lists of their values, and back."""
+"""Flattens batches, and what a step returns, into lists of their values, and builds them from such lists again."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -19,15 +19,16 @@ class _Fields(NamedTuple):
 class _WithDataclasses(NamedTuple):
     """A structure that has dataclasses inside."""
 
-    outer: Any  # with each dataclass as one value
-    parts: tuple[tuple[_Fields | None, int], ...]  # of each of its values: the dataclass, and how many leaves it has
+    outer: Any  # the structure in which each dataclass is one value
+    # For each value of `outer`: the dataclass's structure (None if it is none), and how many leaves it has.
+    parts: tuple[tuple[_Fields | None, int], ...]
 
 
 def flatten_batch(batch: Any) -> tuple[list[Any], Any]:
     """The tensors and other values of a batch, and its structure, from which `unflatten_batch` builds it again.
 
-    A dataclass is taken apart here, and not registered with PyTorch's pytree: that would change what other users of
-    the pytree do with it, as long as the process lives.
+    A dataclass is taken apart here. Registering it with PyTorch's pytree instead would change how the rest of the
+    process, which may use the pytree too, handles it.
     """
     kind = type(batch)
     if isinstance(batch, tuple):

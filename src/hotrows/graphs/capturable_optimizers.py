@@ -1,4 +1,4 @@
-"""Dense optimizers in a captured step: which they are, how they are made capturable, and how that is undone."""
+"""Dense optimizers in a captured step: finds them, makes them capturable, and undoes that again."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,10 +27,10 @@ class CannotCaptureError(Exception):
 def observe_optimizers(
     before_step: Callable[[torch.optim.Optimizer], None],
 ) -> Iterator[tuple[dict[int, torch.optim.Optimizer], list[str]]]:
-    """Note which optimizers take a step inside, by their id, and where the host waits for the device.
+    """Note which optimizers take a step inside the block, by their id, and where the host waits for the device.
 
-    The hook, the debug mode and the filter of warnings that this needs belong to the whole process. They are gone when
-    the block ends.
+    This sets a hook, a debug mode and a filter of warnings for the whole process, and takes them back when the block
+    ends.
 
     Args:
         before_step: called with an optimizer before each step that it takes inside.
@@ -46,7 +46,7 @@ def observe_optimizers(
     handle: RemovableHandle | None = None
     mode = torch.cuda.get_sync_debug_mode()
     try:
-        with defer_sigint():  # an interrupt comes when the hook can be removed
+        with defer_sigint():  # so that no Ctrl-C comes between registering the hook and assigning its handle
             handle = register_optimizer_step_pre_hook(note)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -64,7 +64,8 @@ def observe_optimizers(
                 handle.remove()
 
 
-# Warnings of PyTorch that hotrows causes: the debug mode is a prototype, and an adapted optimizer takes eager steps.
+# PyTorch warns that the debug mode is a prototype, and that an adapted optimizer takes eager steps. Both are hotrows'
+# doing, so the user does not see these warnings.
 _CAUSED_HERE = ("Synchronization debug mode", "constructed with capturable=True")
 
 
@@ -100,7 +101,7 @@ class DenseOptimizers:
             adapted.optimizer.zero_grad(set_to_none=True)
 
     def note(self) -> None:
-        """Note the state of the optimizers, for `are_unchanged`."""
+        """Take a snapshot of each optimizer, with which `are_unchanged` compares it."""
         self._snapshots = [
             OptimizerSnapshot(adapted.optimizer, adapted.assign_rate if adapted.adapts else None)
             for adapted in (self._all or {}).values()
@@ -111,7 +112,7 @@ class DenseOptimizers:
         return [rate._version for snapshot in self._snapshots for rate in snapshot.rates]
 
     def are_unchanged(self) -> bool:
-        """True if what was captured still holds. A learning rate that was assigned is copied to the captured one."""
+        """True if captures of the step may still be replayed. Copies an assigned learning rate to the captured one."""
         for snapshot in self._snapshots:  # noqa: SIM110  (a generator is slower)
             if not snapshot.holds():
                 return False
@@ -125,12 +126,12 @@ class DenseOptimizers:
 
 
 class AdaptedOptimizer:
-    """An optimizer whose settings suit a capture, and what they were before.
+    """An optimizer with settings that suit a capture, and the settings that it had before.
 
     Adapting sets `ADAPTED` in each parameter group and moves the learning rate and the step counts to the device.
 
     Args:
-        adapts: False changes nothing.
+        adapts: with False, nothing is changed.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, adapts: bool = True) -> None:
@@ -139,7 +140,7 @@ class AdaptedOptimizer:
         self._before: list[_GroupBefore] = []
 
     def adapt(self) -> None:
-        """Adapt every parameter group; also groups that were added, or loaded with a state, since the last call."""
+        """Adapt every parameter group, also those that were added, or came with a loaded state, since the last call."""
         if not self.adapts:
             return
         for position, group in enumerate(self.optimizer.param_groups):
@@ -159,9 +160,9 @@ class AdaptedOptimizer:
         group["lr"] = rate
 
     def restore(self) -> None:
-        """Give each group its own settings back, with the present learning rate, and its step counts moved accordingly.
+        """Give each group back the settings that it had, and move its step counts to where they belong with these.
 
-        Settings that the user has changed since stay.
+        The learning rate keeps its present value. Settings that the user has changed meanwhile stay.
         """
         for group, before in zip(self.optimizer.param_groups, self._before, strict=False):
             before.restore(group)
@@ -169,7 +170,7 @@ class AdaptedOptimizer:
         self._before = []
 
     def _move_steps(self, group: dict[str, Any]) -> None:
-        """Put the step counts where PyTorch has them with the settings of this group."""
+        """Move the step counts to the device on which PyTorch expects them with the settings of this group."""
         on_device = bool(group.get("fused") or group.get("capturable"))
         is_double = not on_device and torch.get_default_dtype() == torch.float64
         for param in group["params"]:
@@ -185,8 +186,8 @@ class _GroupBefore:
     def __init__(self, group: dict[str, Any]) -> None:
         self._settings = {name: group[name] for name in ADAPTED if name in group}
         self._rate: float | Tensor = group["lr"]
-        self._made: Tensor | None = None  # the rate on the device
-        self._assigned: float | None = None  # the number, in double precision, that was last copied to it
+        self._made: Tensor | None = None  # the learning rate on the device, if this object made that tensor
+        self._assigned: float | None = None  # the number, in double precision, that was last copied to the device
 
     def move_rate(self, group: dict[str, Any]) -> None:
         """Make the learning rate a tensor on the device of the parameters."""
@@ -212,7 +213,7 @@ class _GroupBefore:
             group["lr"] = self._rate.copy_(rate)
 
     def _exact(self, rate: float) -> float:
-        """The number that was assigned, if the float32 on the device still is that number rounded."""
+        """The learning rate in double precision, if the device still has that number rounded. Otherwise `rate`."""
         assigned = self._assigned
         return rate if assigned is None or torch.tensor(assigned, dtype=torch.float32).item() != rate else assigned
 

@@ -42,7 +42,7 @@ class StepStreams:
         self._last_replay: PooledEvent | None = None
 
     def follow(self, stream: torch.cuda.Stream) -> None:
-        """Make a stream wait for the last replay if that was in another one, because graphs share their memory."""
+        """Make a stream wait for the last replay if that ran in another stream, because all graphs share memory."""
         if stream is not self._last_stream and self._last_replay is not None:
             self._last_replay.wait(stream)
 
@@ -56,8 +56,8 @@ class CapturedStep:
     """The step on fixed memory: one plan buffer of each cache, and copies of the batch's other tensors.
 
     Args:
-        leaves, structure: a batch, see `flatten_batch`.
-        tickets: of this batch, one for each cache, with plans in the plan buffers.
+        leaves, structure: a batch, as `flatten_batch` returns it.
+        tickets: the tickets of this batch, one for each cache. Their plans are in plan buffers.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class CapturedStep:
         self._parts = [_CachePart(scheduler, bags.device) for scheduler in bags.schedulers]
         self._outputs = GraphOutputs(bags.device)
         self._sources: list[Tensor] = []
-        self._copied = CudaEvent(streams.copying)  # nobody else holds it
+        self._copied = CudaEvent(streams.copying)  # nobody else holds it, so it can be recorded again
         stand_ins = [leaf for leaf, is_id in zip(inputs, is_ids, strict=True) if is_id]
         with capture.capture() as self._graph:
             updates = self._run(step, bags, inputs, stand_ins, tickets)
         if any(each.num_passes != (1, 1) for each in updates):
             raise CannotCaptureError("a step must call the bags once, and one backward pass must reach them")
-        self._done: Event = record_event(bags.device)  # by then nothing uses the memory of the inputs
+        self._done: Event = record_event(bags.device)  # behind the last use of the memory of the inputs
 
     def _run(
         self,
@@ -104,7 +104,7 @@ class CapturedStep:
         stand_ins: list[Tensor],
         tickets: list[BatchTicket],
     ) -> list[CapturedUpdates]:
-        """Run the step while it is captured. Returns the updates of each cache that it has queued."""
+        """Run the step while it is captured. Returns the row updates that it has queued, one object for each cache."""
         updates = [
             CapturedUpdates(part.scheduler, part.on_device, part.pinned, self._streams.updating)
             for part in self._parts
@@ -112,7 +112,7 @@ class CapturedStep:
         try:
             with bags.captured(list(zip(tickets, updates, strict=True)), stand_ins):
                 output = step(unflatten_batch(inputs, self._structure))
-            self._outputs.capture(output)  # beside the last updates
+            self._outputs.capture(output)  # before `_join`, so that these copies run beside the last updates
         except BaseException:
             with suppress(RuntimeError):  # the first error says what is wrong
                 _join(updates)
@@ -144,9 +144,9 @@ class CapturedStep:
         if cuda_private.current_device_index() != self._device.index:
             with torch.cuda.device(self._device):
                 return self.replay(leaves, tickets, stream)
-        # The host overwrites what the last replay of this graph reads, so that replay must be complete. It usually is:
-        # it trained the batch that had the plan buffers before, and the plan of this batch has waited for it. The host
-        # waits here only if a batch is trained on twice.
+        # The host overwrites what the last replay of this graph reads, so that replay must be complete. It usually is,
+        # because it trained the batch that had these plan buffers before, and the plan of the present batch has waited
+        # for that. The host waits here only if a batch is trained on twice.
         self._done.synchronize()
         output = self._outputs.next(stream)
         on_device = self._copy_inputs(leaves, stream)
@@ -154,7 +154,7 @@ class CapturedStep:
             cuda_private.copy_all([target for target, _ in on_device], [source for _, source in on_device])
         for ticket, part in zip(tickets, self._parts, strict=True):
             part.scheduler.acquire(ticket)
-        with defer_sigint():  # a step that is counted is trained, and its event is noted
+        with defer_sigint():  # Ctrl-C must not come between counting the step, replaying it and noting its event
             for part in self._parts:
                 part.next_step()
             self._graph.replay()
@@ -164,10 +164,10 @@ class CapturedStep:
         return output
 
     def _copy_inputs(self, leaves: list[Any], stream: torch.cuda.Stream) -> list[tuple[Tensor, Tensor]]:
-        """Copy inputs from the host to the graph's memory while earlier batches train. The stream waits for them.
+        """Copy inputs from the host to the graph's memory while earlier batches train. `stream` waits for the copies.
 
         Returns:
-            Targets and sources of the inputs that are on the device already.
+            The inputs that are on the device already and are still to be copied, as pairs of target and source.
         """
         on_device: list[tuple[Tensor, Tensor]] = []
         sources: list[Tensor] = []
@@ -186,7 +186,7 @@ class CapturedStep:
 
 
 def _join(updates: Sequence[CapturedUpdates]) -> None:
-    """Join every branch of the graph. A capture cannot end before that, not even that of a step that failed."""
+    """Join every branch of the graph. A capture cannot end before that, not even the capture of a step that failed."""
     for each in updates:
         each.join()
 
@@ -204,10 +204,10 @@ class _CachePart:
         self.pinned = torch.zeros(count, dtype=torch.float32, pin_memory=device.type == "cuda")
         self.on_device = torch.zeros(count, dtype=torch.float32, device=device)
         self._write = self.pinned.numpy()
-        self._hyper: tuple[float, ...] | None = None  # whose coefficients are in pinned memory
+        self._hyper: tuple[float, ...] | None = None  # the numbers whose coefficients are in pinned memory now
 
     def next_step(self) -> None:
-        """Count one optimizer step, and give the next replay its numbers.
+        """Count one optimizer step, and write its numbers to where the next replay reads them.
 
         The ids of a batch in a plan buffer were checked when its iteration began, so its own step always counts. But
         earlier batches that were planned in their own iteration may still be unchecked.

@@ -1,7 +1,8 @@
-"""Whether an optimizer still is as it was when a step was captured.
+"""Tells whether an optimizer still is as it was when a step was captured.
 
-A captured step reads and writes the tensors that were there at the capture, and uses numbers as they were then. A
-learning rate may change if it is a tensor on the device. After any other change the step must be captured again.
+A captured step reads and writes the tensors that the optimizer had at the capture, and uses the numbers that it had
+then. A learning rate may change if it is a tensor on the device. After any other change the step must be captured
+again.
 """
 
 from collections.abc import Callable
@@ -17,8 +18,8 @@ class OptimizerSnapshot:
 
     Args:
         assign_rate: called with the position of a group and its captured learning rate, if the user has assigned
-            another learning rate to the group. It copies that to the captured one and puts the captured one back. None
-            if an assigned learning rate is a change like any other.
+            another learning rate to the group. It copies the assigned value to the captured tensor and puts that tensor
+            back into the group. With None, an assigned learning rate is a change like any other.
 
     Attributes:
         rates: the learning rate of each group, a tensor.
@@ -52,7 +53,7 @@ class OptimizerSnapshot:
         return is_untouched or self._still_holds()
 
     def _still_holds(self) -> bool:
-        """True if what a captured step needs is there, although something has changed."""
+        """True if everything that a captured step needs is still there, although something else has changed."""
         optimizer, groups = self._optimizer, self._optimizer.param_groups  # `load_state_dict` makes new groups
         if optimizer.state is not self._state or len(groups) != len(self._groups):
             return False

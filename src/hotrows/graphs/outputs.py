@@ -1,7 +1,7 @@
-"""What a captured step returns: in new memory at every replay, because the user may keep it.
+"""The outputs of a captured step. They are in new memory after every replay, because the user may keep them.
 
 A graph writes to fixed memory. So a step's graph ends with kernels that copy each output to an address, which they read
-from pinned memory, and the host allocates the output and writes its address there before it replays the graph.
+from pinned memory. Before each replay the host allocates new outputs and writes their addresses there.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ NUM_AT_A_TIME = 64
 
 
 class GraphOutputs:
-    """The outputs of one captured step. Make it before the capture, during which no memory can be pinned."""
+    """The outputs of one captured step. Create it before the capture: it pins memory, which a capture forbids."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -28,7 +28,7 @@ class GraphOutputs:
         self._stream: torch.cuda.Stream | None = None
 
     def capture(self, output: Any) -> None:
-        """Copy what the step has returned, a tensor or several, to memory of its own, at this point of the capture."""
+        """Capture kernels that copy what the step has returned, a tensor or several, to the addresses of new memory."""
         from hotrows.ops.write_to_address.kernel import write_to_address
 
         leaves, self._structure = flatten_batch(output)
@@ -44,13 +44,15 @@ class GraphOutputs:
             if isinstance(leaf, Tensor) and leaf.device.type != self._device.type
         ]
         if len(self._on_device) > MAX_TENSORS:
-            raise CannotCaptureError(f"it returns {len(self._on_device)} tensors, {MAX_TENSORS} at most are supported")
+            raise CannotCaptureError(
+                f"the step returns {len(self._on_device)} tensors, at most {MAX_TENSORS} are supported"
+            )
         for number, (_, source) in enumerate(self._on_device):
             write_to_address(source, self._addresses[number, :1])
         self._allocated: list[list[Tensor]] = [[] for _ in self._on_device]
 
     def next(self, stream: torch.cuda.Stream) -> Any:
-        """The output of the next replay, which writes those of its tensors that are on the device.
+        """Allocate the output of the next replay. That replay writes the tensors of it that are on the device.
 
         The last replay must be complete, because it reads the addresses that this call overwrites.
 
@@ -66,7 +68,7 @@ class GraphOutputs:
             allocated = self._allocated[number]
             if not allocated:
                 count = NUM_AT_A_TIME if source.numel() * source.element_size() <= SMALL_BYTES else 1
-                # .data makes each a tensor of its own to autograd, not a view that shares the others' version.
+                # Views of one tensor share a version counter. With .data each is a tensor of its own for autograd.
                 allocated.extend(each.data for each in source.new_empty(count, *source.shape).unbind())
             leaves[position] = allocated.pop()
             self._write[number] = leaves[position].data_ptr()

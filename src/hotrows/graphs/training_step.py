@@ -1,8 +1,8 @@
 """A training step as CUDA graphs: captured once for each plan buffer, and replayed for every batch planned into it.
 
 At small batches a step is a hundred kernels of a few microseconds each, and launching them from Python takes longer
-than running them. A graph is launched at once. Planning and moving rows have a graph of their own, `planning_graph`,
-which runs beside this one.
+than running them. A graph is launched with one call. Planning and moving rows have a graph of their own,
+`planning_graph`, which runs beside this one.
 """
 
 import logging
@@ -28,13 +28,14 @@ T = TypeVar("T")
 logger = logging.getLogger("hotrows")
 
 PRIORITY = -5  # of the step's kernels: if planning and training compete for the device, training goes first
-WARM_UP = 3  # The first steps run eagerly. They compile kernels and show which optimizers there are.
-# Captures that are allowed beyond one for eight replays. A step that is captured again and again is faster eagerly.
+WARM_UP = 3  # This many steps run eagerly first. They compile kernels and show which optimizers there are.
+# Captures that are allowed in addition to one for every eight replays. A step that is captured again and again would be
+# faster if it ran eagerly.
 SPARE_CAPTURES = 64
 
 
 class StepOverride(Protocol):
-    """Computes the steps of added optimizers in another way, in the thread that has entered it.
+    """Takes the steps of added optimizers with other kernels, in the thread that has entered this context manager.
 
     See `hotrows.dense.optimizer_override`, which this module does not import.
     """
@@ -46,7 +47,7 @@ class StepOverride(Protocol):
     ) -> None: ...
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compute the steps of this optimizer, from its next step on."""
+        """Take the steps of this optimizer from its next step on."""
 
     def close(self) -> None:
         """Leave all optimizers as they were."""
@@ -70,14 +71,14 @@ def graphed(
             for batch in hotrows.lookahead(loader, bags):
                 loss = step(batch)
 
-    The result is that of the step itself, with the dense optimizer's formulas as PyTorch's fused implementation has
-    them. What the step does in Python alone, such as counting and printing, happens only in its eager steps and in
-    captures; a number that it reads from Python, such as a loss scale, stays what it was at the capture. Learning rates
-    may change. If its parameters or optimizers change otherwise, the step is captured again. The ids of the batch may
-    be passed to `bags` only.
+    The result is that of the step itself, where dense optimizers use the formulas of PyTorch's fused implementation.
+    What the step does in Python alone, such as counting and printing, happens only in its eager steps and in captures;
+    a number that it reads from Python, such as a loss scale, stays what it was at the capture. Learning rates may
+    change. If the step's parameters or optimizers change otherwise, the step is captured again. The ids of the batch
+    may be passed to `bags` only.
 
-    A step is replayed if its batch has one id per bag and the loop looks ahead. `GraphedStep.reason` says why a step
-    never is. Without CUDA every step runs eagerly.
+    A step is replayed if its batch has one id per bag and the loop looks ahead. If no step can be replayed,
+    `GraphedStep.reason` says why. Without CUDA every step runs eagerly.
 
     **What it changes in your optimizers.** A captured step can only read the device's memory. So after the first step,
     each `torch.optim` optimizer that the step calls gets `fused=True`, `foreach=False` and, if it has that setting,
@@ -108,7 +109,7 @@ class GraphedStep(Generic[B, T]):
     Call it with a batch. It is also a context manager that closes it.
 
     Attributes:
-        reason: why all steps run eagerly from now on. None while a step is replayed whenever its batch permits it.
+        reason: why all steps run eagerly from now on. None while steps are replayed whenever their batch permits it.
         num_replayed: how many steps were replayed.
         num_eager: how many steps ran eagerly.
     """
@@ -143,7 +144,7 @@ class GraphedStep(Generic[B, T]):
         tickets = None if self.reason else self._bags.current
         plan_buffers = None if tickets is None else self._plan_buffers(tickets, leaves)
         if tickets is None or plan_buffers is None:
-            return self._run_eagerly(leaves, structure)  # the bags plan a batch in its iteration if nobody did before
+            return self._run_eagerly(leaves, structure)  # the bags plan the batch now if no loop has
         stream = current_stream(self._bags.device)
         if self._streams is not None:
             self._streams.follow(stream)  # before learning rates are written, and before the replay
@@ -173,7 +174,7 @@ class GraphedStep(Generic[B, T]):
         self._override.close()
         if self._streams is not None:
             self._streams.follow(current_stream(self._bags.device))  # the last replay may be in another stream
-            self._optimizers.zero_grad()  # gradients are in memory of the graphs
+            self._optimizers.zero_grad()  # the gradients are in memory that belongs to the graphs
             self._streams = None
         self._forget_captures()
         self._optimizers.restore()
@@ -181,7 +182,8 @@ class GraphedStep(Generic[B, T]):
     def _plan_buffers(self, tickets: list[BatchTicket], leaves: list[Any]) -> tuple[int, ...] | None:
         """The plan buffers of the current batch.
 
-        None if the planning graph did not plan it for training, or if these are the values of another batch.
+        None if the step cannot be replayed: the planning graph has not planned the batch, the bags are not training,
+        `accumulate` is open, or `leaves` are the values of another batch.
         """
         bags = self._bags
         if not bags.training or not torch.is_grad_enabled() or bags.is_accumulating:
@@ -215,12 +217,12 @@ class GraphedStep(Generic[B, T]):
     def _count_capture(self) -> None:
         self._num_captured += 1
         if self._num_captured > self.num_replayed // 8 + SPARE_CAPTURES:
-            raise CannotCaptureError("its batches, parameters or optimizers change from call to call")
+            raise CannotCaptureError("the step's batches, parameters or optimizers change from call to call")
 
     def _captured_for(
         self, leaves: list[Any], structure: Any, tickets: list[BatchTicket], plan_buffers: tuple[int, ...]
     ) -> CapturedStep | None:
-        """The captured step for this batch, captured now if needed. None if it cannot be captured."""
+        """The captured step for this batch, which is captured now if needed. None if it cannot be captured."""
         captured = self._captured.get(plan_buffers)
         if captured is None or not captured.accepts(leaves, structure):
             try:
@@ -233,7 +235,7 @@ class GraphedStep(Generic[B, T]):
         return captured
 
     def _run_eagerly(self, leaves: list[Any], structure: Any) -> T:
-        """Run the step itself on the batch as a captured step has it: everything but the ids is on the device."""
+        """Run the step itself. As in a captured step, every tensor of the batch except the ids is on the device."""
         self.num_eager += 1
         ids = self._bags.current_ids()
         values = [
@@ -254,7 +256,9 @@ class GraphedStep(Generic[B, T]):
         self._num_warm_ups += 1
         try:
             if self._num_warm_ups == WARM_UP and waits:
-                raise CannotCaptureError(f"it waits for the device ({waits[0]}), as .item() and printing a tensor do")
+                raise CannotCaptureError(
+                    f"the step waits for the device ({waits[0]}), as .item() and printing a tensor do"
+                )
             self._optimizers.found(optimizers)
             self._optimizers.note()
         except CannotCaptureError as error:
@@ -280,7 +284,7 @@ class GraphedStep(Generic[B, T]):
         rates, row_rates = self._optimizers.rate_versions(), _row_rates(self._bags)
         captured = CapturedStep(self._run, self._bags, leaves, structure, tickets, self._capture, self._streams)
         if self._optimizers.rate_versions() != rates or _row_rates(self._bags) != row_rates:
-            raise CannotCaptureError("it changes learning rates: step the scheduler outside of it")
+            raise CannotCaptureError("the step changes learning rates: step the scheduler outside of the training step")
         return captured
 
 

@@ -26,7 +26,8 @@ class Announcements:
     """Makes the tickets of one cache.
 
     Attributes:
-        is_separate: batches are planned one by one in this loop, because several had no room as one plan.
+        is_separate: True once coalesced batches had no room as one plan: from then on this loop plans batches one by
+            one.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
@@ -53,7 +54,7 @@ class Announcements:
 
         Args:
             make: makes the rows from tensors of the caller's stream, and keeps these tensors alive.
-            describe: makes the error message for what `CheckedRows.bad` found.
+            describe: makes the error message from the numbers in `CheckedRows.bad`.
             ids: the user's tensors that decide the rows.
             to_policy: also tell the policy that the batch will come.
         """
@@ -94,7 +95,7 @@ class Announcements:
         return scheduler.graph_planning.announce(ids, columns, describe) if scheduler.uses_graph else None
 
     def copy_of(self, ticket: BatchTicket) -> BatchTicket:
-        """A ticket of the same batch, to be planned once more. The policy does not know of it."""
+        """A ticket of the same batch, to be planned once more. The copy is not announced to the policy."""
         self.separate(ticket)
         return BatchTicket(
             ticket.unique, ticket.ids, ticket.unique_count, ticket.bad_id, ticket.describe, ticket.rows_by_table,
@@ -102,7 +103,10 @@ class Announcements:
         )  # fmt: skip
 
     def take_over(self, ticket: BatchTicket) -> BatchTicket:
-        """A ticket of the same batch, to be planned instead of the given one, which stays announced."""
+        """A ticket of the same batch, to be planned instead of the given one.
+
+        It takes over the batch number. The given ticket keeps its state, ANNOUNCED, and is released without a plan.
+        """
         taken = self.copy_of(ticket)
         taken.batch_number, ticket.batch_number = ticket.batch_number, None
         return taken

@@ -25,7 +25,12 @@ class BadIdChecks:
             self._unchecked.append(ticket)
 
     def check(self, wait: bool = True) -> None:
-        """Raise `BadIdError` for the first bad batch among those to be checked later."""
+        """Raise `BadIdError` for the first bad batch among those to be checked later.
+
+        Args:
+            wait: check all of them, and wait for their announcements. Otherwise stop at the first one whose
+                announcement is not complete.
+        """
         while self._unchecked and (wait or self._unchecked[0].is_announcement_done()):
             try:
                 self._unchecked[0].check_ids()
@@ -38,7 +43,7 @@ class BadIdChecks:
     def note_step(self, tickets: tuple[BatchTicket, ...]) -> None:
         """An optimizer step of these batches was counted."""
         if all(ticket.is_bad for ticket in tickets):
-            self._updater.steps -= 1  # the host has found out before the step, as it may within `accumulate`
+            self._updater.steps -= 1  # the host had already found the bad ids, as it may within `accumulate`
         elif all(ticket.is_bad or (ticket.bad_id is not None and not ticket.checked) for ticket in tickets):
             self._steps.append(tickets)
 
@@ -46,7 +51,7 @@ class BadIdChecks:
         """Take back the steps of batches that turned out to have no rows.
 
         Args:
-            wait: for the announcements of these batches. Do that before a step count is used in a formula.
+            wait: wait for the announcements of these batches, as is needed before the step count is used in a formula.
         """
         while self._steps:
             tickets = self._steps[0]

@@ -77,6 +77,6 @@ class Coalescing:
 
 
 def readback_of(announced: "BatchTicket | CoalescedBatches") -> Readback:
-    """The number of unique rows under an announcement."""
+    """The readback of the number of unique rows that was announced."""
     assert announced.unique_count is not None
     return announced.unique_count

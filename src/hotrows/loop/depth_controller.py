@@ -1,6 +1,6 @@
 """How many batches to plan ahead: fewer where the cache has no room for them, and one more now and then.
 
-Pure Python without tensors. It is told whether plans fit and answers how far ahead to plan.
+This is pure Python without tensors. The loop reports whether each plan fitted, and asks how far ahead to plan.
 
 Whether a plan fits is known only some iterations after it was queued. If it does not fit, batches behind it may have
 been planned meanwhile and have taken its room. So the depth shrinks below the rejected batch, and one more batch is
@@ -14,7 +14,8 @@ plan need not wait for it. Where there is no room for that, it is released at on
 from enum import Enum
 
 READBACK_LAG = 2  # iterations after which the host reads the counts of a plan made in the planning graph
-# Iterations until the next probe. They double each time the depth shrinks, and each time a RETAIN_LAST probe fails.
+# Iterations until the next probe. The back-off of DEPTH probes doubles each time the depth shrinks, and that of
+# RETAIN_LAST probes each time one of them fails.
 BACK_OFF = 32
 MOST_BACK_OFF = 1024
 
@@ -37,10 +38,10 @@ class DepthController:
         self._full = depth + READBACK_LAG
         self.depth = self._full  # batches after the current one that may be planned
         self.retains_last = True  # the batch that has just trained stays in flight for one iteration
-        self._known_depth = self._full  # the largest depth known to have room; at first, the full depth is assumed to
+        self._known_depth = self._full  # the largest depth known to have room; at first, the full depth counts as known
         self._known_retains_last = True
         self._iteration = 0
-        self._depth_changed = self._last_changed = 0  # the iterations in which they changed
+        self._depth_changed = self._last_changed = 0  # the iterations of their last changes
         self._depth_back_off = self._last_back_off = BACK_OFF
 
     def begin_iteration(self) -> None:
@@ -113,7 +114,8 @@ class DepthController:
 
     def stop_retaining_last(self) -> None:
         if self.retains_last:
-            # If retaining it was only a probe, the probe has failed. Otherwise a batch is larger than the others.
+            # If retaining the batch was only a probe, that probe has failed. Otherwise retaining had worked until now,
+            # and the rejected batch was larger than those before, so the back-off begins anew.
             failed_probe = not self._known_retains_last
             self._last_back_off = min(2 * self._last_back_off, MOST_BACK_OFF) if failed_probe else BACK_OFF
             self.retains_last, self._last_changed = False, self._iteration

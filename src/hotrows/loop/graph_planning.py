@@ -85,7 +85,8 @@ class GraphPlanning:
             if request_buffer in self._in_request_buffer:
                 return None
             if not graph.has_room() and not graph.rebuild_makes_room():
-                # With all counts read back, the table of next uses grows as much as it must and no more.
+                # The next-use table must grow. For a batch whose unique rows are not counted yet it makes room for
+                # every lookup, so wait for the counts first.
                 self.flush_announcement()
                 scheduler.announcements.note_unique_counts(wait=True)
             union_count = Readback(graph.union_count(request_buffer))
@@ -123,7 +124,10 @@ class GraphPlanning:
         return self._ids_are_pageable
 
     def end_iteration(self) -> None:
-        """Announce what no plan of this iteration took along. Coalesced batches wait for a plan of later iterations."""
+        """Announce the batch that no plan of this iteration took along, if it is not coalesced with others.
+
+        Coalesced batches wait for a plan of a later iteration.
+        """
         if self.graph is not None and self.graph.max_coalesced == 1:
             self.flush_announcement()
 
@@ -164,7 +168,7 @@ class GraphPlanning:
         last_uses: list[Event] = []
         for plan_buffer in plan_buffers:
             last_uses += self._last_uses.get(plan_buffer, ())
-            self._in_plan_buffer.pop(plan_buffer, None)  # its content is overwritten, even if no batch takes it
+            self._in_plan_buffer.pop(plan_buffer, None)  # the graph overwrites it, also if there is no batch for it
         assert coalesced.unique_count is not None
         read, tickets = coalesced.unique_count.poll(), coalesced.tickets
         num_rows = graph.num_lookups * len(tickets) if read is None else read[0]
@@ -196,7 +200,8 @@ class GraphPlanning:
         """Replay the graph: announce what is to be announced, plan other batches, and move their rows.
 
         Returns:
-            The event behind it, the last plan number, and whether victims were searched among all slots.
+            The event behind the replay, and what `PlanningGraph.prepare_plan` returned: the last plan number, and
+            whether victims were searched among all slots.
         """
         scheduler, graph = self._scheduler, self.graph
         assert graph is not None
@@ -245,7 +250,7 @@ class GraphPlanning:
         return ticket.plan_buffer is not None and self._in_plan_buffer.get(ticket.plan_buffer) is ticket
 
     def note_use(self, ticket: BatchTicket, event: Event) -> None:
-        """A released ticket used its plan buffer once more, as a second backward pass does."""
+        """Note that a released ticket used its plan buffer once more, as a second backward pass does."""
         if ticket.plan_buffer is not None and self.has_plan_buffer(ticket):
             self._last_uses[ticket.plan_buffer] = [*self._last_uses.get(ticket.plan_buffer, ()), event]
 
@@ -253,7 +258,7 @@ class GraphPlanning:
         """A ticket's plan fits, so it no longer needs its request buffer."""
         coalesced, ticket.coalesced = ticket.coalesced, None
         if coalesced is not None:
-            ticket.unique_count.result()  # it has arrived, and its memory may belong to another batch next
+            ticket.unique_count.result()  # it has arrived: read it now, before another batch reuses its memory
             coalesced.num_resolved += 1
             if coalesced.num_resolved == len(coalesced.tickets):
                 del self._in_request_buffer[coalesced.request_buffer]
@@ -262,7 +267,7 @@ class GraphPlanning:
         """A ticket no longer needs its plan buffer.
 
         Args:
-            last_uses: of the buffer by the released ticket; None if its plan was rejected.
+            last_uses: events behind the last uses of the buffer by this ticket; None if its plan was rejected.
         """
         assert ticket.plan_buffer is not None
         if last_uses is None:
@@ -281,8 +286,9 @@ class GraphPlanning:
         tickets, number, coalesced.batch_number = coalesced.tickets, coalesced.batch_number, None
         rows, num = graph.union_rows(coalesced.request_buffer)
         union = ticket.unique._replace(rows=rows, num=num)
-        # In a graph that does not coalesce, a batch keeps its number. Otherwise the number is that of the union, which
-        # may have more rows than the batches, because a batch with a bad id has none.
+        # In a graph that does not coalesce, a batch keeps its number. In one that coalesces, the number is that of the
+        # union. It is withdrawn with the rows of the union, because these may be more than the rows of the batches: a
+        # batch with a bad id has none.
         keeps_number = graph.max_coalesced == 1
         if keeps_number:
             ticket.batch_number = number
@@ -298,7 +304,7 @@ class GraphPlanning:
         for each in tickets:
             each.coalesced = None
             if each.announced is not None:
-                each.unique_count.result()  # as in `free_request_buffer`, but this may wait for the announcement
+                each.unique_count.result()  # read it before the memory is reused; this may wait for the announcement
         del self._in_request_buffer[coalesced.request_buffer]
 
     def _make_graph(self, ids: Tensor, columns: IdColumns) -> "PlanningGraph | None":

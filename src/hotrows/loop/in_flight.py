@@ -16,7 +16,7 @@ class InFlight:
         self._num_slots = num_slots
         self._tickets: dict[int, BatchTicket] = {}  # by plan number, ascending
         # (plan number, upper bound on its slots) for every plan since the oldest one in flight, also for plans that
-        # were released or rejected since. None of these slots may be evicted.
+        # were released or rejected meanwhile. None of these slots may be evicted.
         self._protected: deque[tuple[int, int]] = deque()
         # The last uses of released batches. The moves of the next plan wait for them before they overwrite a slot.
         self.released: list[Event] = [record_event(device)]
@@ -36,7 +36,9 @@ class InFlight:
         return next(iter(self._tickets), None)
 
     def add(self, tickets: Sequence[BatchTicket], takes_slots: bool) -> None:
-        """Put the tickets of a batch, or of coalesced batches, in flight. They were planned with the current `oldest`.
+        """Put the tickets of a batch, or of coalesced batches, in flight.
+
+        Call it before `oldest` changes: they must have been planned with the `oldest` of this moment.
 
         Args:
             takes_slots: false for a plan that only reads, which uses no slot.
@@ -50,18 +52,25 @@ class InFlight:
         self._tickets.update({plan.plan_number: ticket for plan, ticket in zip(plans, tickets, strict=True)})
 
     def note_failed_plan(self, plan_number: int) -> None:
-        """Planning has failed half-way. The plan may have marked any slot as used before it was rolled back."""
+        """Planning has failed half-way. The failed plan may have marked any slot as used, and the marks stay."""
         self._protected.append((plan_number, self._num_slots))
 
     def remove(self, ticket: BatchTicket, last_uses: Sequence[Event] = ()) -> None:
-        """Take out a ticket that was rejected, or released after these events. Does nothing if it is not in flight."""
+        """Take out a ticket that was rejected or released. Does nothing if it is not in flight.
+
+        Args:
+            last_uses: events behind the last uses of a released ticket's slots.
+        """
         assert ticket.plan is not None
         self._tickets.pop(ticket.plan.plan_number, None)
         if last_uses:
             self.released = [event for event in self.released if not event.query()] + list(last_uses)
 
     def surely_fits(self, num_rows: int, num_pinned: int, next_plan: int) -> bool:
-        """True if a plan of at most this many rows is certain to fit beside those in flight, without any readback."""
+        """True if a plan of at most this many rows is certain to fit beside those in flight, without any readback.
+
+        That holds for an index that gives a row any slot, and a plan that searches all slots for victims.
+        """
         oldest = next_plan if self.oldest is None else self.oldest
         protected = sum(num for plan, num in self._protected if plan >= oldest)
         return protected + num_rows + num_pinned <= self._num_slots

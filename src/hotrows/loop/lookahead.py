@@ -1,4 +1,4 @@
-"""The loop that knows the ids of the batches to come and brings their rows in while an earlier batch trains."""
+"""The loop that reads batches ahead, and moves their rows to the device while earlier batches train."""
 
 import atexit
 import threading
@@ -23,7 +23,7 @@ class LookaheadModule(Protocol):
     """What the loop needs of an embedding module: `EmbeddingBag` and `EmbeddingBagCollection` have it."""
 
     training: bool
-    exclusive: Exclusive  # entered by whoever changes the state of the module's caches
+    exclusive: Exclusive  # every change of the state of the module's caches happens inside it
 
     @property
     def schedulers(self) -> list[Scheduler]: ...
@@ -38,10 +38,10 @@ class LookaheadModule(Protocol):
         """End the open loop; there is at most one. If `close` is given, end only the loop that it ends."""
 
     def close_lookahead_later(self, close: Callable[[], None]) -> None:
-        """The same from a thread that must not wait."""
+        """End this loop before the next forward pass or `flush`. Any thread may call it at any time. It never waits."""
 
     def set_current(self, tickets: list[BatchTicket] | None) -> None:
-        """The batch that the next forward pass is expected to look up."""
+        """Set the tickets of the batch that the next forward pass is expected to look up; None for no batch."""
 
 
 def lookahead(
@@ -61,7 +61,7 @@ def lookahead(
         depth: how many batches ahead rows are moved. It shrinks by itself while the cache is too small for it.
         window: how many batches ahead ids are known to the policy, the current one included; at most 64. It is raised
             to `depth` + 3 if it is smaller.
-        ids: picks what the bags will be called with from a batch; for an `EmbeddingBag` the input, or a tuple
+        ids: takes a batch and returns what the bags will be called with: for an `EmbeddingBag` the input, or a tuple
             (input, offsets). Pass the same tensors to the bags.
 
     Example::
@@ -110,10 +110,10 @@ def _run(batches: Iterator[B], bags: LookaheadModule, depth: int, window: int, i
                 return
             yield found[0]
     finally:
-        with suppress(ReferenceError):  # if all of it is collected as one cycle, there is nothing left to close
-            # A generator may be collected in any thread. If the loop's thread waits for that one, waiting for the lock
-            # would be a deadlock. It may also be collected in the middle of a change of state. In a forked process,
-            # there is nothing to close: the loop belongs to the parent process.
+        with suppress(ReferenceError):  # raised if the bags are collected with this generator: nothing is left to close
+            # Python may collect a generator in any thread, and in the middle of a state change. In another thread than
+            # the loop's, waiting for the lock could be a deadlock, because the loop's thread may wait for that thread.
+            # In a forked process there is nothing to close: the loop belongs to the parent process.
             if bags.exclusive.is_forked:
                 pass
             elif threading.get_ident() == thread and not bags.exclusive.is_entered:
@@ -131,7 +131,7 @@ class _Loop(Generic[B]):
         self._ids = ids
         self._windows = [BatchWindow(scheduler, depth) for scheduler in bags.schedulers]
         self._read: deque[tuple[B, list[BatchTicket]]] = deque()  # batches that were read ahead, and their tickets
-        self._failure: Exception | None = None  # raised behind the batches that were read before it
+        self._failure: Exception | None = None  # raised once all batches that were read before it have trained
         self._is_exhausted = False
         self._is_closed = False
 
@@ -156,7 +156,11 @@ class _Loop(Generic[B]):
         return found
 
     def iterate(self, further: list[tuple[B, Any]]) -> tuple[B, list[BatchTicket]] | None:
-        """End the current iteration, announce further batches, and begin the next iteration. None behind the last."""
+        """End the current iteration, announce further batches, and begin the next iteration.
+
+        Returns:
+            The batch of the next iteration and its tickets; None if there is no further batch.
+        """
         with self._bags.exclusive:
             self._finish()
             for batch, ids in further:
@@ -164,7 +168,7 @@ class _Loop(Generic[B]):
                     self._read.append((batch, self._announce(ids)))
                 except Exception as error:
                     self._fail(error)
-                    break  # the batches behind it do not come
+                    break  # the loop ends with this error, so it never reaches the batches behind this one
             return self._begin()
 
     @property
@@ -190,7 +194,7 @@ class _Loop(Generic[B]):
                 raise self._failure
             return None
         batch, tickets = self._read.popleft()
-        if tickets and not self._is_closed:  # after the loop was closed, batches are planned when they are looked up
+        if tickets and not self._is_closed:  # once the loop is closed, batches are planned when they are looked up
             for window in self._windows:
                 window.next().check_ids()
             self._bags.set_current(tickets)

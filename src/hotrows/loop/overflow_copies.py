@@ -38,8 +38,9 @@ class OverflowCopies:
     def write_back(self) -> None:
         """Write the copies of the last update back to the store, if that has not been done.
 
-        A failure between an update and its write-back is made good here, before anything else is planned. Copies that
-        were not updated have the values of the store, so writing them back changes nothing.
+        The scheduler calls this before it plans anything else, so that copies are also written back if a failure came
+        between their update and the write-back. Copies that were not updated have the values of the store, so writing
+        them back changes nothing.
         """
         ticket = self._unwritten
         if ticket is None:
@@ -50,7 +51,7 @@ class OverflowCopies:
         ticket.ready = streams.submit_move(
             lambda: cache.write_overflow(plan), (record_event(streams.device), streams.last_plan)
         )
-        if ticket.is_released:  # by a failure; nobody else keeps the plan alive until it is read
+        if ticket.is_released:  # after a failure; nothing else keeps the plan alive until the stream has read it
             streams.keep_alive_until(ticket, ticket.ready)
         cache.stats.bytes_out += ticket.counts.overflow * cache.record_bytes
         self._unwritten = None

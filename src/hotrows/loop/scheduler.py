@@ -4,7 +4,8 @@ The rules that make the result exact (docs/architecture.md gives the argument):
 
 1. The planner is the only writer of the index, and plans one batch after the other.
 2. All moves run in the order of the plans (`cache.streams`): a row's eviction is done before any later fetch of it.
-3. A plan takes no slot that a batch in flight uses, and its moves wait for the batches released when it was made.
+3. A plan takes no slot that a batch in flight uses. Its moves wait for the last uses of all batches that were released
+   when it was made.
 4. A batch waits for its own moves, and for nothing else.
 5. The current value of a row is in its slot if the index knows the row, else in the store. The overflow buffer holds
    copies, which are written back only if nothing was planned since they were read.
@@ -36,14 +37,14 @@ if TYPE_CHECKING:  # needs Triton
 
 
 class Scheduler:
-    """Everything about one cache that happens in an order.
+    """Decides the order of everything that happens in one cache.
 
     Args:
-        exclusive: entered by whoever changes the state of this cache. The caches of one module share it.
+        exclusive: every change of the state of this cache happens inside it. The caches of one module share it.
 
     Attributes:
-        coalesce: how many batches are planned as one. None lets the planning graph choose by their size, and plans
-            batches outside of it one by one.
+        coalesce: how many batches are planned as one. With None, the planning graph chooses the number by the size of
+            the batches, and batches outside the graph are planned one by one.
     """
 
     def __init__(self, cache: RowCache, updater: RowUpdater, exclusive: Exclusive | None = None) -> None:
@@ -81,13 +82,13 @@ class Scheduler:
         return self.cache.planner.reason_without_kernels()
 
     def plan_ahead(self, ticket: BatchTicket, soon: bool = False) -> list[BatchTicket]:
-        """Plan a batch before its iteration: every row gets a slot, or nothing changes. `resolve` tells which.
+        """Plan a batch before its iteration: every row gets a slot, or nothing changes. `resolve` says which happened.
 
         Args:
-            soon: its iteration is this one or the next.
+            soon: the iteration of the batch is this one or the next.
 
         Returns:
-            The tickets that were planned: this one, and those it was coalesced with, which come right after it.
+            The tickets that were planned: this one, and those it was coalesced with, whose batches come right after it.
         """
         self.catch_up()
         self._resolve_unmoved()
@@ -173,7 +174,7 @@ class Scheduler:
         return tickets
 
     def _roll_back_unknown_plan(self) -> None:
-        """Take back the last plan if a failure came before its ticket was among the unresolved ones."""
+        """Take back the last plan if a failure came before its ticket was added to the unresolved ones."""
         planner = self.cache.planner
         moves = planner.unconfirmed_moves
         if moves is None:
@@ -189,7 +190,7 @@ class Scheduler:
             planner.confirm()
 
     def _put_in_flight(self, tickets: list[BatchTicket], takes_slots: bool) -> None:
-        self._unresolved.extend(tickets)  # first: what is in flight is resolved, whatever fails in between
+        self._unresolved.extend(tickets)  # first: whatever fails next, every ticket in flight gets resolved
         self.in_flight.add(tickets, takes_slots)
 
     def _may_overflow(self, placement: Placement) -> bool:
@@ -218,7 +219,11 @@ class Scheduler:
             self._resolve_first()
 
     def catch_up(self) -> None:
-        """Do whatever can be done without waiting: release, free, and resolve what has arrived."""
+        """Do whatever can be done without waiting for a readback.
+
+        Write back overflow copies, release tickets, free memory, and resolve the first plans as long as their counts
+        have arrived and their moves are queued already.
+        """
         self.overflow_copies.write_back()
         while self._release_later:
             self.release(self._release_later.popleft())
@@ -232,7 +237,7 @@ class Scheduler:
             self._resolve_first()
 
     def _resolve_unmoved(self) -> None:
-        """Queue the moves of every plan that was made before."""
+        """Roll back a plan that no ticket knows, then queue the moves of all earlier plans in their order (rule 2)."""
         self._roll_back_unknown_plan()
         for ticket in self._unresolved:
             if ticket.ready is None:
@@ -262,7 +267,7 @@ class Scheduler:
         elif ticket.state is TicketState.PLANNED:  # the planning graph has moved its rows
             ticket.move_to(TicketState.READY)
         self._unresolved.popleft()
-        if ticket not in self.in_flight:  # after a failure nobody else keeps the plan alive until it is read
+        if ticket not in self.in_flight:  # after a failure; nothing else keeps the plan alive until it was read
             assert ticket.ready is not None
             self.streams.keep_alive_until(ticket, ticket.ready)
         elif is_moved_now and ticket.counts.overflow:
@@ -344,10 +349,11 @@ class Scheduler:
         self._release_later.append(ticket)
 
     def note_use(self, ticket: BatchTicket, event: Event | None = None) -> None:
-        """The caller's stream has used a ticket's plan and slots. The stream that releases it may be another one.
+        """Note that the caller's stream has used a ticket's plan and slots. Another stream may release the ticket.
 
         Args:
-            event: recorded behind the use, if it was the only one.
+            event: recorded behind the use. Pass it only if this is the single use of the ticket: then releasing the
+                ticket records no further event.
         """
         ticket.last_use = event or record_event(self.device)
         ticket.has_single_use = event is not None

@@ -69,13 +69,14 @@ class BatchTicket:
     bad_id: Readback | None  # the first bad id, if any
     describe: Callable[[list[int]], str] | None  # makes the error message for a bad id
     rows_by_table: Tensor | None = None  # the unique rows numbered table after table, if the store has another order
-    # The number of its own announcement; None if it was coalesced, withdrawn, taken over or planned in its iteration.
+    # The number under which the batch was announced by itself. None if it was coalesced, withdrawn or planned in its
+    # iteration, and None if another ticket has taken the number over.
     batch_number: int | None = None
     announced: Event | None = None  # None until the announcement is queued
-    coalesced: "CoalescedBatches | None" = None  # until the plan is known to fit
+    coalesced: "CoalescedBatches | None" = None  # the batches it is coalesced with, until the plan is known to fit
     error: BaseException | None = None  # why the announcement failed
-    checked: bool = False  # the host has looked at `bad_id`
-    is_bad: bool = False  # and has found a bad id
+    checked: bool = False  # the host has read `bad_id` back
+    is_bad: bool = False  # the host has found a bad id
     was_rejected: bool = False  # an earlier plan was rejected, so the next one searches all slots for victims
 
     # Filled by planning.
@@ -87,12 +88,13 @@ class BatchTicket:
     plan_buffer: int | None = None  # of the planning graph
     leader: "BatchTicket | None" = None  # of coalesced batches, the first ticket: its plan carries the moves of all
     counts: Counts | None = None  # once read back
-    ahead: "PlannedAhead | None" = None  # until the loop has acted on whether the plan fits
+    # How the loop planned the batch ahead; None again once the loop has acted on whether the plan fits.
+    ahead: "PlannedAhead | None" = None
 
     # Filled by moving, training and releasing.
     ready: Event | None = None
     stale_read: StaleRead | None = None  # what the forward pass reads instead of the records
-    last_use: Event | None = None  # of the plan and its slots
+    last_use: Event | None = None  # recorded behind the last use of the plan and its slots
     has_single_use: bool = False  # `last_use` was the only use, so releasing the ticket records no other event
     references: int = 1
     state: TicketState = TicketState.ANNOUNCED

@@ -51,7 +51,8 @@ def update_together(scheduler: Scheduler, contributions: list[Contribution]) -> 
     """Add up the gradients of several passes by row, then apply one optimizer step."""
     rows = torch.cat([part.rows for part in contributions])
     grads = torch.cat([part.grads for part in contributions])
-    # The rows of the parts belong to the planning stream, which must not reuse their memory before they are read.
+    # The rows of the parts were allocated in the planning stream, which must not reuse their memory before the caller's
+    # stream has read them.
     scheduler.streams.keep_alive_until(contributions, record_event(scheduler.device))
     ticket = scheduler.announcements.announce_rows(lambda: CheckedRows(rows))
     scheduler.plan_now(ticket, Placement.SPILL)
@@ -78,7 +79,7 @@ def _apply_step(
 
 
 def read_rows_early(scheduler: Scheduler) -> None:
-    """From now on, read the rows of batches planned ahead when they are fetched; see `cache.stale_reads`."""
+    """Switch stale reads on: the rows of a batch planned ahead are read when they are fetched (`cache.stale_reads`)."""
     if not scheduler.cache.holds_all_rows:
         scheduler.stale_reads = StaleReads(scheduler.device)
         scheduler.uses_graph = False

@@ -1,4 +1,4 @@
-"""The batches of one loop that are announced to one cache, planned ahead of their iterations."""
+"""The window of one loop over one cache: the announced batches, which are planned ahead of their iterations."""
 
 from collections import deque
 from contextlib import ExitStack
@@ -30,7 +30,10 @@ class BatchWindow:
         self._to_come.append(ticket)
 
     def next(self) -> BatchTicket:
-        """The ticket of the next batch. It is only announced, not planned, if the batch does not fit the cache."""
+        """Begin the next iteration, and return the ticket of its batch.
+
+        The ticket is still ANNOUNCED if the batch does not fit the cache. The forward pass then plans it.
+        """
         if self._current is not None:
             self.finish()
         self._iteration += 1
@@ -45,8 +48,8 @@ class BatchWindow:
     def finish(self) -> None:
         """The iteration of the current batch is over.
 
-        A ticket with a plan buffer stays in flight for one more iteration if there is room. The next plan then waits
-        only for the batch before it, and runs while this one trains.
+        A ticket with a plan buffer stays in flight for one more iteration if there is room. So the plans of the next
+        iteration wait only for the batches before this one, and can run while this one still trains on the device.
         """
         if self._current is None:
             return
@@ -83,12 +86,12 @@ class BatchWindow:
             self._scheduler.announcements.withdraw(ticket)
 
     def _plan_ahead(self) -> None:
-        """Look at plans made some iterations ago. Plan the batch of this iteration, and more ahead of theirs."""
+        """Resolve the plans that are due. Then plan the batch of this iteration, and further ones ahead of theirs."""
         to_come = self._to_come
         self._resolve_due()
         self.controller.start_probe(any(ticket.ahead and ticket.ahead.probe for ticket in to_come))
-        # Whether a plan fits is read back one iteration later, or READBACK_LAG later if a graph planned it. To know it
-        # when the batch is `depth` ahead, plan that much further ahead.
+        # The host reads back whether a plan fits one iteration later, or READBACK_LAG iterations later if a graph
+        # planned it. Plan that much further ahead, so that the host knows it when the batch is `depth` ahead.
         furthest = self._depth + (READBACK_LAG if to_come and to_come[0].plan_buffer is not None else 1)
         for distance, ticket in enumerate(to_come):
             if distance > 0 and ticket.plan is not None:
@@ -120,13 +123,19 @@ class BatchWindow:
                 self._resolve(ticket)
 
     def _plan_until_known(self, ticket: BatchTicket, distance: int) -> bool:
-        """Plan a batch, again if it was rejected for a reason that is gone. False if nothing may follow it now."""
+        """Plan a batch. If its plan is resolved here and rejected, plan it again where that may help.
+
+        The second plan searches all slots for victims, and a further one is made without the last batch in flight.
+
+        Returns:
+            False if no batch behind this one may be planned in this iteration.
+        """
         while ticket.plan is None:
             self._plan(distance)
             assert ticket.plan is not None
             assert ticket.ahead is not None
             if distance > self._depth or (distance > 0 and ticket.plan_buffer is not None):
-                return ticket.ahead.probe is None  # looked at in a later iteration
+                return ticket.ahead.probe is None  # the plan is resolved in a later iteration
             scanned_all, beside_last = ticket.plan.scanned_all, ticket.ahead.beside_last
             if not self._resolve(ticket) and scanned_all:
                 if not beside_last:
@@ -168,7 +177,7 @@ class BatchWindow:
         return False
 
     def _announce_again(self, ticket: BatchTicket) -> None:
-        """A plan was rejected, and with it those of the batches it was coalesced with."""
+        """Announce a rejected batch again, and the batches it was coalesced with, whose plans were rejected too."""
         self._scheduler.announce_again(ticket)
         for other in self._to_come:
             is_coalesced = ticket.coalesced is not None and other.coalesced is ticket.coalesced

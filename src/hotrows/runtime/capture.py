@@ -1,4 +1,4 @@
-"""Capture of CUDA graphs."""
+"""Captures CUDA graphs."""
 
 import gc
 import warnings
@@ -13,11 +13,11 @@ from hotrows.runtime.memset_nodes import replace_memsets
 
 
 class GraphCapture:
-    """Captures graphs that are replayed one after the other, never at the same time, and therefore share memory.
+    """Captures graphs that share memory. So they must be replayed one after the other, never at the same time.
 
     Args:
-        priority: of the kernels, as for a stream. From PyTorch 2.10 on, the priority of the stream that replays a graph
-            has no effect.
+        priority: the priority of the captured kernels, as for a stream. From PyTorch 2.10 on, the priority of the
+            stream that replays a graph has no effect.
     """
 
     def __init__(self, device: torch.device, priority: int = 0) -> None:
@@ -28,10 +28,10 @@ class GraphCapture:
 
     @contextmanager
     def capture(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """Kernels launched inside go into a new graph instead of being run.
+        """Kernels that are launched inside the block go into a new graph and do not run.
 
-        Python's garbage collector stays off meanwhile: freeing pinned memory is not permitted during a capture, and
-        would invalidate it. Ctrl-C comes before the capture or after it, so that no stream is left capturing.
+        Python's garbage collector is off inside the block, because freeing pinned memory would invalidate the capture.
+        Ctrl-C is delivered after the block, so that no stream is left capturing.
         """
         with defer_sigint():
             graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -59,7 +59,7 @@ class GraphCapture:
                     gc.enable()
 
     def _abort(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed. PyTorch leaves an invalidated one half open."""
+        """End a capture that failed. If it was invalidated, PyTorch leaves it half open."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # PyTorch warns that the graph is empty, which is not the cause

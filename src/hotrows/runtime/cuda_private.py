@@ -49,10 +49,11 @@ def current_device_index() -> int:
 
 
 def switch_stream(stream: torch.cuda.Stream) -> Undo | None:
-    """Make a stream of the current device the current one. Returns what switches back.
+    """Make a stream of the current device the current one.
 
-    None, and nothing is switched, if another device is current or private calls are switched off: use
-    `torch.cuda.stream` then.
+    Returns:
+        A function that switches back. None if nothing was switched, because another device is current or private calls
+        are switched off: use `torch.cuda.stream` then.
     """
     if SAFE or torch._C._cuda_getDevice() != stream.device_index:
         return None
@@ -102,10 +103,11 @@ _FIRST_IN_BACKWARD = 1 << 62
 
 
 def run_first_in_backward(output: Tensor) -> Tensor:
-    """Let the backward pass run the nodes between a tensor and its first leaf as soon as their gradients are there.
+    """Let the backward pass run the nodes from a tensor to a leaf as soon as their gradients are there.
 
-    Among the nodes that are ready, autograd runs the one that was made last. There is no public call that changes this
-    order, so with private calls switched off the order stays, which changes no result.
+    The path to the leaf follows the first input of each node. Among the nodes that are ready, autograd runs the one
+    that was made last. There is no public call that changes this order. With private calls switched off the order
+    stays, which changes no result.
     """
     node: Any = None if SAFE else output.grad_fn
     while node is not None and node._sequence_nr() < _FIRST_IN_BACKWARD:  # a leaf's node has the highest number already
@@ -164,9 +166,11 @@ class _ReplaceOperators(TorchDispatchMode):
 
 
 def limit_cublas(num_multiprocessors: int) -> Undo | None:
-    """Let products by this thread's cuBLAS handle use at most this many multiprocessors. Returns what undoes it.
+    """Let matrix products of this thread's cuBLAS handle use at most this many multiprocessors.
 
-    None, and nothing is limited, if the library has no such call or private calls are switched off.
+    Returns:
+        A function that undoes it. None if nothing was limited, because the library has no such call or private calls
+        are switched off.
     """
     library = None if SAFE else _cublas()
     if library is None:
@@ -185,7 +189,7 @@ def limit_cublas(num_multiprocessors: int) -> Undo | None:
 
 @cache
 def _cublas() -> ctypes.CDLL | None:
-    """The cuBLAS library that PyTorch has loaded, as its handles are valid for no other. None if there is none."""
+    """The cuBLAS library that PyTorch has loaded, because PyTorch's handles are valid in no other. None without one."""
     version, only_if_loaded = torch.version.cuda, getattr(os, "RTLD_NOLOAD", None)
     if version is None or only_if_loaded is None:
         return None
@@ -197,10 +201,13 @@ def _cublas() -> ctypes.CDLL | None:
 
 
 def leave_multiprocessors_free(num_multiprocessors: int) -> Undo | None:
-    """Let products by cuBLASLt leave this many multiprocessors to other kernels. Returns what undoes it.
+    """Let matrix products of cuBLASLt leave this many multiprocessors to other kernels.
 
-    PyTorch has one such number for the whole process. None, and nothing is set, if the user has set it, PyTorch has no
-    such call (it is experimental) or private calls are switched off.
+    PyTorch has one such number for the whole process.
+
+    Returns:
+        A function that undoes it. None if nothing was set, because the user has set the number, PyTorch has no such
+        call (it is experimental) or private calls are switched off.
     """
     if SAFE or not _has_carveout() or torch._C._get_sm_carveout_experimental() is not None:
         return None
@@ -223,7 +230,10 @@ def _has_carveout() -> bool:
 
 
 class _SetCarveoutOnce(torch.autograd.Function):
-    """Sets the number and sets it back. Inside an autograd function, a C++ warning becomes a Python warning."""
+    """Sets the number and sets it back.
+
+    In an autograd function, PyTorch's C++ warning becomes a Python warning, which the caller can suppress.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -241,7 +251,7 @@ def host_to_device_copy() -> Callable[[int, int, int, int], int] | None:
 @cache
 def _host_to_device_copy() -> Callable[[int, int, int, int], int] | None:
     try:
-        driver = ctypes.PyDLL("libcuda.so.1")  # a PyDLL keeps the interpreter lock: taking it back can be slow
+        driver = ctypes.PyDLL("libcuda.so.1")  # calls of a PyDLL keep the interpreter lock: waiting for it can be slow
     except OSError:
         return None
     copy: Callable[[int, int, int, int], int] = driver.cuMemcpyHtoDAsync_v2
@@ -298,7 +308,7 @@ class GraphNodes:
         self._destroy = _checked(library.cuGraphDestroyNode, handle)
 
     def of_kind(self, graph: int, kind: int) -> list[int]:
-        """The nodes of a graph that are of a kind."""
+        """The nodes of a graph that have the given kind."""
         return [node for node in _read_handles(self._get_nodes, graph) if self._kind(node) == kind]
 
     def _kind(self, node: int) -> int:
@@ -313,15 +323,15 @@ class GraphNodes:
         return MemsetNode(found.address, found.value, found.element_size, found.width, found.height)
 
     def dependencies(self, node: int) -> list[int]:
-        """The nodes that a node waits for. Fails if it may begin before one of them has ended."""
+        """The nodes that a node waits for. Raises if the node may begin before one of them has ended."""
         return _read_handles(self._get_dependencies, node)
 
     def dependents(self, node: int) -> list[int]:
-        """The nodes that wait for a node. Fails if one of them may begin before it has ended."""
+        """The nodes that wait for a node. Raises if one of them may begin before that node has ended."""
         return _read_handles(self._get_dependents, node)
 
     def add_kernel(self, graph: int, kernel: int, dependencies: list[int]) -> int:
-        """Add a kernel node that does what a kernel node of another graph does. Returns the new node."""
+        """Add a copy of another graph's kernel node, which waits for `dependencies`. Returns the new node."""
         parameters, added = _KernelParams(), ctypes.c_void_p()
         self._get_kernel(kernel, ctypes.addressof(parameters))
         before = _array(dependencies)
@@ -336,7 +346,7 @@ class GraphNodes:
         self._copy_attributes(target, source)
 
     def add_dependents(self, graph: int, node: int, dependents: list[int]) -> None:
-        """Let nodes wait for a node."""
+        """Make the nodes `dependents` wait for a node."""
         first, second = _array([node] * len(dependents)), _array(dependents)
         self._add_dependencies(graph, ctypes.addressof(first), ctypes.addressof(second), len(dependents))
 
@@ -381,7 +391,7 @@ def _array(nodes: list[int]) -> "ctypes.Array[ctypes.c_void_p]":
 
 
 def _read_handles(call: Callable[..., None], source: int) -> list[int]:
-    """Every handle that a call returns. Called without an array, it tells how many there are."""
+    """All handles that a call of the driver returns. Called without an array, the driver returns how many there are."""
     num = ctypes.c_size_t()
     call(source, None, ctypes.addressof(num))
     if num.value == 0:

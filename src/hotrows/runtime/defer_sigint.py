@@ -1,9 +1,10 @@
 """Work that Ctrl-C does not interrupt in the middle: a state change is whole, or it has not begun.
 
 Python runs signal handlers in the main thread, between any two bytecodes. The handler of SIGINT raises
-KeyboardInterrupt there, which would leave a state change half done. Inside `defer_sigint()` the handler is one that
-only takes note of the signal. When the block ends, the handler that was there before gets the signal. Blocks may be
-nested, and the outermost one counts. Other threads never run signal handlers, so a block does nothing there.
+KeyboardInterrupt there, which would leave a state change half done. Inside a `with defer_sigint()` block, another
+handler is installed that only notes the signal. When the block ends, the handler that was there before gets the signal.
+Blocks may be nested, and the signal is delivered when the outermost one ends. Other threads never run signal handlers,
+so a block does nothing there.
 """
 
 # `signal` wraps these calls in conversions to enums, which take ten times as long as the calls themselves.
@@ -18,25 +19,25 @@ _main = threading.main_thread().ident
 
 
 class _State:
-    """Only the main thread writes it. A signal may arrive between any two lines, and the state must be right there."""
+    """Only the main thread writes it. A signal may arrive between any two lines, so each leaves it consistent."""
 
     depth = 0  # blocks that are open
-    before: Any = None  # the handler that ours stands in for
+    before: Any = None  # the handler that was there before `_handle` was installed
     arrived: tuple[int, FrameType | None] | None = None  # the first signal that arrived inside the open blocks
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
     if _State.depth > 0:
         _State.arrived = _State.arrived or (number, frame)
-    else:  # between the end of the block and its `_uninstall`, or before its beginning
+    else:  # no block is open: the signal came just after `_install` or just before `_uninstall`
         _State.arrived = None
         _deliver(number, frame)
-        if _signal.getsignal(SIGINT) is _State.before:  # a block inside that handler has put it back
+        if _signal.getsignal(SIGINT) is _State.before:  # a block that the user's handler opened has uninstalled ours
             _signal.signal(SIGINT, _handle)
 
 
 def _deliver(number: int, frame: FrameType | None) -> None:
-    """Do what would have happened without our handler."""
+    """Do what the signal would have done without `_handle`."""
     before = _State.before
     if callable(before):
         before(number, frame)

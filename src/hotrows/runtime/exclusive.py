@@ -1,4 +1,4 @@
-"""One thread at a time changes the state of the caches of a module, and Ctrl-C does not interrupt it in the middle."""
+"""A lock: one thread at a time changes the state of a module's caches, and Ctrl-C does not interrupt the change."""
 
 import os
 import threading
@@ -27,12 +27,12 @@ class Exclusive:
 
     @property
     def is_forked(self) -> bool:
-        """This process was forked from the one that made this."""
+        """True if this process was forked from the one that made this object."""
         return os.getpid() != self._process
 
     @property
     def is_entered(self) -> bool:
-        """The calling thread is inside the block."""
+        """True if the calling thread is inside the block."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def __enter__(self) -> None:
@@ -41,7 +41,7 @@ class Exclusive:
         defer_sigint().__enter__()  # first, so that no interrupt can come between taking the lock and the block
         try:
             self._lock.acquire()
-        except BaseException:  # another signal's handler has raised while the lock was waited for
+        except BaseException:  # the handler of another signal raised while this thread waited for the lock
             defer_sigint().__exit__(None, None, None)
             raise
 

@@ -1,4 +1,4 @@
-"""Copies from host to device by the driver's own call, which costs the host a third of the time of PyTorch's."""
+"""Copies from host to device with the driver's own call, which takes the host a third of the time of PyTorch's."""
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: unlike PyTorch's calls, the driv
 class HostCopy:
     """Repeats `target.copy_(source, non_blocking=True)` for sources of one shape. `target` must be contiguous.
 
-    PyTorch does not know of the copy, so the caller keeps `source` alive until the stream is past it. If
-    `source` is not pinned, CUDA has copied it when the call returns.
+    PyTorch does not know of the copy, so the caller keeps `source` alive until the stream has passed the copy. If
+    `source` is not pinned, CUDA has read all of it when the call returns.
     """
 
     __slots__ = ("_address", "_copy", "_device_index", "_dtype", "_num_bytes", "target")
@@ -30,7 +30,7 @@ class HostCopy:
             return
         raw = cuda_private.current_raw_stream(self._device_index) if stream is None else stream.cuda_stream
         error = self._copy(self._address, source.data_ptr(), self._num_bytes, raw)
-        if error == NO_CONTEXT:  # the first CUDA call of this thread
+        if error == NO_CONTEXT:  # this is the first CUDA call of this thread
             self._copy_with_pytorch(source, stream)
         elif error:
             raise RuntimeError(

@@ -43,14 +43,14 @@ class Readback:
         return self._known
 
     def bad_id(self) -> list[int]:
-        """What is bad in a batch: these numbers, if they were copied from `CheckedRows.bad`."""
+        """What is bad in a batch, as in `CheckedRows.bad`. Only for a readback of these numbers."""
         return self.result()
 
 
 class UniqueCountReadback(Readback):
     """What the planning graph reports on a batch of ids: the number of unique rows, and where the first bad id is.
 
-    The second number is that of the lookups from the first bad id on, 0 if no id is bad.
+    The second number counts the lookups from the first bad id to the end of the batch. It is 0 if no id is bad.
     """
 
     __slots__ = ("_columns", "_ids", "_num_lookups")

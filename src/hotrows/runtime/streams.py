@@ -117,10 +117,10 @@ class EventPool(list[torch.cuda.Event]):
 
 
 class PooledEvent(CudaEvent):
-    """A CUDA event that returns to a pool when nobody holds it any more, because creating one is slow.
+    """A CUDA event that returns to a pool when nobody holds it any more, because creating an event is slow.
 
-    A stream that waits for an event waits for the record that was current when it began to wait, so an event may be
-    recorded again while a stream still waits for its old record. Not for events inside a graph capture.
+    A stream that waits for an event waits for what was recorded when the wait was queued. So an event may be recorded
+    again while a stream still waits for its old record. Do not use it inside a graph capture.
 
     Args:
         events: the pool of the stream's device, see `event_pool`.
@@ -214,8 +214,8 @@ _Job = tuple[Callable[[], None], tuple[Event, ...], ThreadEvent]
 class ThreadStream:
     """A worker thread that runs one job after the other.
 
-    After a failed job nothing more is run: every later event carries the first error, so that no later fetch can read
-    what an earlier write-back did not write.
+    After a job has failed, no further job runs, and every later event carries the first error. Otherwise a later fetch
+    could read what an earlier write-back did not write.
     """
 
     def __init__(self, name: str) -> None:
@@ -242,14 +242,17 @@ class _Jobs:
         self.thread_has_ended = False
 
     def add(self, job: _Job | None) -> None:
-        """Queue a job; None ends the thread. Later jobs run at once, as those of the user's functions at exit."""
+        """Queue a job, or None to end the thread.
+
+        A job that comes after the thread has ended, as from the user's `atexit` functions, runs in the calling thread.
+        """
         if self.thread_has_ended and job is not None:
             self._run(*job)
         else:
             self._queue.put(job)
 
     def run_all(self) -> None:
-        """What the thread does."""
+        """Run jobs until None arrives. This is what the thread runs."""
         while (job := self._queue.get()) is not None:
             self._run(*job)
             del job  # a finished job must not keep its tensors alive until the next one
@@ -267,7 +270,7 @@ class _Jobs:
 
 
 def _end(jobs: _Jobs, thread: threading.Thread) -> None:
-    """End the thread behind its queued jobs. Otherwise the interpreter would kill it in the middle of one."""
+    """End the thread after its queued jobs. Otherwise the interpreter would kill it in the middle of a job."""
     jobs.add(None)
     if thread is not threading.current_thread():
         thread.join()
@@ -295,13 +298,13 @@ def event_pool(device: torch.device) -> EventPool:
     return _event_pools.setdefault(device, EventPool(device))
 
 
-PRIORITY = 0
+PRIORITY = 0  # of the planning stream and the moving stream
 _streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
 _event_pools: dict[torch.device, EventPool] = {}
 
 
 def use_device(device: torch.device) -> AbstractContextManager[object]:
-    """Launch kernels of the caller on this device, whichever is current."""
+    """A context inside which the caller launches kernels on this device, whichever device is current outside."""
     if device.type != "cuda" or torch.cuda.current_device() == device.index:
         return nullcontext()
     return torch.cuda.device(device)

@@ -50,7 +50,7 @@ class Stopwatch:
             self._seconds += end - begin
 
     def subtract(self, seconds: float) -> None:
-        """Subtract time inside a span that was spent on something else."""
+        """Subtract time that was spent on something else inside a span."""
         self._seconds -= seconds
 
     def restart(self) -> None:
@@ -71,10 +71,10 @@ class Stopwatch:
 
 
 class TimedStream:
-    """A stream whose work is timed from when it begins. The time for which it waits does not count.
+    """A stream whose work is timed, without the time for which it waits for events before it begins.
 
     Args:
-        wanted: tells whether to time the work that is submitted now.
+        wanted: called at each submission; returns whether to time that work.
     """
 
     def __init__(self, stream: WorkStream, stopwatch: Stopwatch, wanted: Callable[[], bool]) -> None:

@@ -35,7 +35,7 @@ class Index(ABC):
 
     @staticmethod
     def round_slots(num_slots: int) -> int:
-        """The number of slots that this index makes of the number asked for."""
+        """The number of slots asked for, rounded up to a number that this index can have."""
         return num_slots
 
     @staticmethod
@@ -45,11 +45,11 @@ class Index(ABC):
 
     @abstractmethod
     def find(self, rows: Tensor, num: Tensor) -> Tensor:
-        """The slot of each of the first `num` of int64 [N] rows, int32 [N]; NO_SLOT for absent rows and beyond."""
+        """The slot of each of the first `num` of int64 [N] rows, int32 [N]; NO_SLOT for absent and for further rows."""
 
     @abstractmethod
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
-        """From now on slots[j] holds rows_in[j] instead of rows_out[j]. Entries with NO_SLOT do not count."""
+        """From now on slots[j] holds rows_in[j] instead of rows_out[j]. Entries with NO_SLOT are ignored."""
 
     @abstractmethod
     def rebuild(self) -> None:

@@ -1,9 +1,9 @@
 """The hash index: memory proportional to the slots, however many rows there are (HECA's hash table, bounded).
 
 The cell of an evicted row is marked as erased, and a later row may take it. Erased cells make searches for absent rows
-longer. So the table is rebuilt when the host knows of more erased cells than half the slots, which costs a constant
-time per row. It is also rebuilt before erased cells that the host has not counted yet could fill the table, because a
-search ends at an empty cell.
+longer. So the table is rebuilt once the host has counted more evictions since the last rebuild than half the slots,
+which costs a constant time per eviction. A search ends at an empty cell. So the table is also rebuilt before erased
+cells could fill it, where every plan whose evictions the host has not read back counts with its upper bound.
 """
 
 import math
@@ -19,7 +19,7 @@ from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.runtime.streams import writable_state
 
 CELLS_PER_SLOT = 2.5
-MAX_ERASED = 1.25  # erased cells per slot: with as many rows as slots, one cell in ten is empty
+MAX_ERASED = 1.25  # erased cells per slot; if every slot has a row too, one cell in ten is still empty
 
 
 class HashIndex(Index):
@@ -29,7 +29,7 @@ class HashIndex(Index):
         self.keys = torch.empty(self.num_cells + 1, dtype=torch.int64, device=slots.device)
         self.slot_at = torch.empty(self.num_cells + 1, dtype=torch.int32, device=slots.device)
         self.cell_of = torch.empty(slots.num + 1, dtype=torch.int32, device=slots.device)
-        self._erased = 0  # cells erased by plans whose counts were read back
+        self._erased = 0  # cells erased since the last rebuild by plans whose counts were read back
         self._max_pending = 0  # upper bound on the cells erased by the other plans
         self.rebuild()
 

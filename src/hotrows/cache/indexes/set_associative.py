@@ -63,7 +63,7 @@ class SetAssociativeIndex(Index):
         return placed
 
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
-        pass  # the rows in the slots are the tags
+        pass  # `find` reads `Slots.row` itself
 
     def rebuild(self) -> None:
         pass

@@ -17,7 +17,7 @@ class RequestBuffers:
     """The unique rows of batches, from their announcement until their plan is known to fit.
 
     A request buffer holds one batch, or several coalesced batches, which are its parts. Each array has one row for each
-    part, the parts of a request buffer one after the other.
+    part, and the parts of a request buffer follow each other.
 
     Args:
         num: how many request buffers.
@@ -25,8 +25,8 @@ class RequestBuffers:
         counts_on_host: int32 [num · parts, 2] in host memory, where the kernels report on each batch (`unique_ids`
             says what).
         parts: how many batches a request buffer holds.
-        union_counts_on_host: int32 [num, 2] in host memory, the same of the union of the parts; needed if a request
-            buffer holds several.
+        union_counts_on_host: int32 [num, 2] in host memory, where the kernels report on the union of the parts; needed
+            if a request buffer holds several batches.
 
     Attributes:
         union: the union of the parts of each request buffer, None if a request buffer holds one batch.

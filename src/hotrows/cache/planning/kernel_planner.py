@@ -1,7 +1,8 @@
-"""The planner's work in a few kernels, for batches of one shape. The host decides nothing in it.
+"""The kernel planner: what the eager planner computes, in a few kernels for batches of one shape.
 
-The kernels read and write the same slots, index and policy as the eager planner, so plans of both kinds may follow each
-other in any order. They compute what `Planner.announce`, and `Planner.plan` with ATOMIC placement, compute.
+The host takes no decision while they run. The kernels read and write the same slots, index and policy as the eager
+planner, so plans of both kinds may follow each other in any order. They compute what `Planner.announce`, and
+`Planner.plan` with ATOMIC placement, compute.
 """
 
 from typing import Any
@@ -31,8 +32,8 @@ class KernelPlanner:
         spec: what the kernels need of the planner.
         columns: which ids of a batch to look up.
         num_rows: rows of all tables together.
-        host_inputs: int32 [iterations, NUM_INPUTS] in host memory, where the host writes the inputs of one iteration
-            after the other, as in a ring buffer.
+        host_inputs: int32 [iterations, NUM_INPUTS] in host memory, a ring buffer into which the host writes the inputs
+            of each iteration.
 
     Attributes:
         moves: the moves of the last plan; None if the slot of every row is its own number.
@@ -65,7 +66,7 @@ class KernelPlanner:
             self._allocate(self._cache, num_blocks, device)
 
     def _allocate(self, cache: CacheKernelSpec, num_blocks: int, device: torch.device) -> None:
-        """Memory for one plan at a time, in which rows are placed in slots."""
+        """Allocate what placing rows in slots needs. It is shared by all plans, one after the other."""
         num, num_slots = self.num_lookups, cache.slots.num
         self._found = torch.empty(num, dtype=torch.int32, device=device)
         self._misses = torch.empty(num_blocks, dtype=torch.int32, device=device)
@@ -117,7 +118,7 @@ class KernelPlanner:
         )  # fmt: skip
 
     def _input(self, which: Any) -> Tensor:
-        """The inputs from this one on."""
+        """The array of inputs, from this input on."""
         return self._inputs[which.value :]
 
     def _find_unique(self, ids: Tensor) -> None:

@@ -4,9 +4,9 @@ The planner is sequential over batches and the only writer of the index. On CUDA
 the numbers of unique rows, misses and evictions stay on the device, and the host reads them back later (`Counts`).
 Writes that must not happen go to an extra entry behind the last slot.
 
-A plan is a transaction. Which row is in which slot (`Slots.row`) is the truth, and the index follows it. Before a plan
-changes it, the planner notes which rows leave. If planning fails, the rows are put back and the index is rebuilt from
-them. A caller that failed to take note of a plan can have it undone in the same way (`roll_back`), as long as none of
+A plan is a transaction. `Slots.row` says which row is in which slot, and the index can be rebuilt from it. Before a
+plan changes `Slots.row`, the planner notes which rows leave. If planning fails, the planner puts these rows back and
+rebuilds the index. A caller that lost a plan to a failure can undo it in the same way (`roll_back`), as long as none of
 its moves are queued.
 """
 
@@ -86,10 +86,10 @@ class EagerPlanner:
             self.policy.withdraw(*self._find(unique), unique.num, batch_number)
 
     def begin_plans(self, num_plans: int, num_rows: int, scan_all: bool) -> ScanRange:
-        self._undo = self._undo_nothing  # if rebuilding the index fails, rolling back builds it from the slots again
+        self._undo = self._undo_nothing  # if rebuilding the index fails, `roll_back` builds it from the slots again
         self.plan_number += num_plans
         self.index.maintain(num_rows)
-        self._undo = None  # a caller that confirms plans or rolls them back has done so with the last one
+        self._undo = None  # by now, a caller that confirms plans or rolls them back has done so with the last plan
         # An index that gives a row the choice of a few slots does not scan.
         if scan_all or not self.policy.scans_ranges or not self.any_slot:
             return self._scan.all_slots
@@ -130,8 +130,8 @@ class EagerPlanner:
         self._undo = None
 
     def roll_back(self) -> None:
-        # The number of the plan stays in `last_used`, and so do the priorities that the policy gave. They decide which
-        # slots are evicted later, and nothing about the values of rows.
+        # `last_used` and the priorities are not rolled back. They decide which slots are evicted later, and nothing
+        # about the values of rows.
         if self._undo is not None:
             _, target, rows_out = self._undo
             self.slots.row[target] = torch.where(target < self.num_slots, rows_out, NO_ROW)
@@ -205,7 +205,7 @@ class EagerPlanner:
         batch_number: int | None,
         scanned_all: bool,
     ) -> Plan:
-        """The plan that gives each missing row its chosen slot, or if there is none, a position in the overflow buffer.
+        """The plan that gives each missing row its chosen slot or, without one, a position in the overflow buffer.
 
         Args:
             found: the slot of each row in the cache, NO_SLOT for a missing row. int32 [U].
@@ -260,7 +260,7 @@ class EagerPlanner:
         target = self.slots.or_beyond(chosen)
         self._undo = _Undo(chosen, target, plan.move_out)
         self.index.replace(chosen, plan.move_out, plan.move_in, plan.num_moves)
-        self.slots.row[target] = plan.move_in  # where no slot is chosen, this is NO_ROW in the extra entry
+        self.slots.row[target] = plan.move_in  # where no slot is chosen, NO_ROW goes to the extra entry
         self.slots.last_used.index_fill_(0, target, self.plan_number)
 
     def resolve(self, plan: Plan, counts: Counts, placement: Placement) -> None:

@@ -2,15 +2,15 @@
 
 A CUDA graph is kernels on fixed memory. So every announced batch has a request buffer, which holds its unique rows
 until its plan is known to fit, and every planned batch has a plan buffer, which holds its plan until it is released.
-One replay announces one batch, plans another and moves its rows. It takes a single launch, because a small batch spends
-most of its planning time on launches. What differs between iterations goes through small arrays in pinned memory, which
-the host writes and the kernels read: the buffers to use, and the numbers of the batches. The counts come back the same
-way.
+One replay announces one batch, plans another and moves the rows of that other batch. A replay is a single launch,
+because planning a small batch kernel by kernel would spend most of its time on launches. What differs between
+iterations is the buffers to use and the numbers of the batches. The host writes them to a small array in pinned memory,
+and the kernels read them there. The counts come back the same way.
 
 Kernels that run beside the training slow it down, and those of a small batch hardly less than those of a larger one. So
-small batches are coalesced. They are announced into one request buffer and planned as one batch, all unique rows at
-once. Only what training reads is written for each batch by itself, into a plan buffer of its own. If there are fewer
-batches than a request buffer has parts, the last batch is repeated, which adds no row.
+small batches are coalesced. They are announced into one request buffer, and the union of their unique rows is planned
+as one batch. Only what training reads is written for each batch by itself, into a plan buffer of its own. If there are
+fewer batches than a request buffer has parts, the last batch is repeated, which adds no row.
 """
 
 import itertools
@@ -37,7 +37,7 @@ from hotrows.runtime.host_copy import HostCopy
 from hotrows.runtime.streams import Event, writable_state
 
 _serials = itertools.count()
-_INPUTS = struct.Struct(f"={kernel.NUM_INPUTS}i")  # of an iteration: for the planned batch, and for the announced one
+_INPUTS = struct.Struct(f"={kernel.NUM_INPUTS}i")  # the inputs of one iteration: on the planned and the announced batch
 _PLANNED = slice(kernel.PLAN_NUMBER.value, kernel.PLAN_BUFFERS.value + 1)
 _ANNOUNCED = slice(kernel.ANNOUNCED_NUMBER.value, kernel.ANNOUNCED_BUFFER.value + 1)
 NUM_ITERATIONS = 64  # how many iterations ahead of the kernels the host may write inputs
@@ -45,7 +45,7 @@ NUM_ITERATIONS = 64  # how many iterations ahead of the kernels the host may wri
 # batches whose plans the host has not read back.
 SPARE_PLAN_BUFFERS = 4
 MAX_LOOKUPS = 1 << 17  # of a batch that is coalesced with others
-BATCHES_TO_COALESCE = (4, 2)  # the most that is possible
+BATCHES_TO_COALESCE = (4, 2)  # the first of these numbers that is possible is taken
 
 
 def batches_to_coalesce(planner: Planner, num_lookups: int, depth: int, window: int) -> int:
@@ -59,7 +59,7 @@ def batches_to_coalesce(planner: Planner, num_lookups: int, depth: int, window: 
         return 1
     for num in BATCHES_TO_COALESCE:
         has_room = num * num_lookups <= planner.num_slots
-        # The batches to plan have been announced by then, in whichever iterations batches are announced and planned.
+        # With such a window, batches are announced before they are planned, wherever groups of `num` batches begin.
         is_announced = window >= depth + SPARE_PLAN_BUFFERS - 2 + 2 * num
         if num_lookups <= MAX_LOOKUPS and has_room and is_announced:
             return num
@@ -72,7 +72,7 @@ class PlanningGraph:
     Args:
         columns: which ids of a batch to look up.
         shape, dtype: of the ids of all batches, [B, F].
-        depth, window: of the loop that will look ahead.
+        depth, window: those of the loop that looks ahead, as for `hotrows.lookahead`.
         num_rows: rows of the store.
         move: carries out the moves of a plan.
         max_coalesced: how many batches are announced and planned together at most. The kernels take no more than
@@ -117,16 +117,16 @@ class PlanningGraph:
         self._kernel_planner = KernelPlanner(
             spec, columns, shape[0], num_rows, self.request_buffers, self.plan_buffers, host_inputs
         )
-        # What a captured graph does: (whether it announces, whether it plans).
+        # The captured graphs, and the memory that each was captured with; by (whether it announces, whether it plans).
         self._graphs: dict[tuple[bool, bool], tuple[tuple[int, int], torch.cuda.CUDAGraph]] = {}
         self._compiled: set[tuple[bool, bool]] = set()
 
     def _allocate_buffers(self, device: torch.device) -> None:
         num_parts = self.max_coalesced
         # Coalesced batches are planned together and released one by one. So up to num_parts - 1 released batches, and
-        # as many that were planned early, take up plan buffers beside the others. The number is a multiple of that of a
-        # graph without coalescing, so that the plan buffers of several caches recur together: a training step is
-        # captured for each combination of them.
+        # as many that were planned early, take up plan buffers beside the others. The number of plan buffers is a
+        # multiple of that of a graph without coalescing. So the plan buffers of several caches recur in few
+        # combinations, which matters because a training step is captured for each of them.
         self.num_plan_buffers = num_needed = self.depth + SPARE_PLAN_BUFFERS
         while self.num_plan_buffers % num_parts or self.num_plan_buffers < num_needed + 2 * (num_parts - 1):
             self.num_plan_buffers += num_needed
@@ -140,7 +140,8 @@ class PlanningGraph:
         self._all_ids = ids.view(-1, *self._shape[1:])
         self._ids = [HostCopy(each) for each in ids]
 
-        # On each batch in a request buffer, and on the union of them: the number of unique rows, and the first bad id.
+        # What the kernels report on each batch in a request buffer and on their union: the number of unique rows, and
+        # where the first bad id is.
         unique_counts = self._host_memory(self.num_request_buffers * num_parts, 2)
         union_counts = self._host_memory(self.num_request_buffers, 2) if num_parts > 1 else unique_counts
         counts = self._host_memory(self.num_plan_buffers, len(Counts._fields))
@@ -167,7 +168,7 @@ class PlanningGraph:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def accepts(self, ids: Tensor, depth: int, window: int) -> bool:
-        """True if a loop with this depth and window can announce these ids. Without depth, no rows move early."""
+        """True if a loop with this depth and window can announce these ids. With depth 0 it cannot."""
         has_shape = ids.shape == self._shape and ids.dtype == self._dtype
         return has_shape and self.depth >= depth > 0 and self.window >= window and not self.is_broken
 
@@ -187,7 +188,7 @@ class PlanningGraph:
         return self._next_use is None or self._next_use.has_room(self.max_coalesced * self.num_lookups)
 
     def rebuild_makes_room(self) -> bool:
-        """True if the next-use table, rebuilt at its size, takes the next announcement and one that waits already."""
+        """True if the next-use table, rebuilt at its size, has room for two announcements: one may wait already."""
         return self._next_use is None or self._next_use.rebuild_makes_room(2 * self.max_coalesced * self.num_lookups)
 
     def unique_rows(self, request_buffer: int, part: int) -> UniqueRows:
@@ -203,7 +204,7 @@ class PlanningGraph:
         return self.request_buffers.union_rows(request_buffer)
 
     def union_count(self, request_buffer: int) -> NDArray[np.int32]:
-        """The number of unique rows of all batches in a request buffer, as the first of two numbers."""
+        """Two numbers that the kernels report on all batches in a request buffer; the first is that of unique rows."""
         return self._union_counts[request_buffer]
 
     def counts(self, plan_buffer: int) -> NDArray[np.int32]:
@@ -266,8 +267,8 @@ class PlanningGraph:
     def run(self, announces: bool, plans: bool, records_address: int) -> None:
         """Announce batches, then plan other batches and carry out their moves, as was prepared.
 
-        A graph is captured again if the next-use table or the records have moved to other memory since. The caller
-        calls `submitted` next.
+        A graph is captured again if the next-use table or the records have moved to other memory since its capture. The
+        caller calls `submitted` next.
         """
         position = self._iteration % NUM_ITERATIONS
         read = self._inputs_read[position]
@@ -277,7 +278,8 @@ class PlanningGraph:
         kind = announces, plans
         self.is_broken = True
         if self._capture is None or kind not in self._compiled:
-            # A Ctrl-C between plan and moves would leave rows out of their slots, and compiling makes that time long.
+            # After a Ctrl-C between plan and moves, slots would not have the rows that the index says. Compiling the
+            # kernels makes the time between the two long.
             with defer_sigint(), writable_state():
                 self._launch(announces, plans)
             self._compiled.add(kind)

@@ -26,8 +26,8 @@ class Counts(NamedTuple):
     """What the host reads back of a plan, some time after the plan was made.
 
     Of coalesced batches, the first plan has misses, placed, evictions, overflow and erasures of all of them and the
-    other plans have none. Each plan's `hits` are its unique rows less its misses, so the hits of the first plan can be
-    negative, and the sums over all plans are right.
+    other plans have none. The `hits` of a plan are its unique rows minus its misses. So the hits of the first plan can
+    be negative, but the sums over all plans are right.
     """
 
     lookups: int  # lookups that have a row
@@ -137,8 +137,8 @@ class Planner(Protocol):
 
         Args:
             unique: the unique rows of the batch, or the union of those of the coalesced batches (see `union_of`).
-            oldest: the first plan in flight. Slots that it or a later plan uses are not evicted. None: no plan is in
-                flight.
+            oldest: the number of the first plan in flight. Slots that this plan or a later one uses are not evicted.
+                None if no plan is in flight.
             batch_number: the number these rows were announced under; None if they were not.
             scan_all: choose victims among all slots. Otherwise the policy may allow a range of the slots.
             parts: the coalesced batches; None for one batch.
@@ -152,8 +152,8 @@ class Planner(Protocol):
     def unconfirmed_moves(self) -> Tensor | None:
         """`Plan.move_slots` of the last plan that places rows, until it is confirmed; None if there is none.
 
-        A caller that can fail between a plan and its moves looks whether it has taken note of this plan, and either
-        confirms it or rolls it back. Other callers need not confirm anything.
+        A caller that can fail between making a plan and queueing its moves checks later whether it knows this plan. It
+        then confirms the plan or rolls it back. Other callers need not confirm anything.
         """
 
     def confirm(self) -> None:
@@ -182,4 +182,4 @@ class Planner(Protocol):
         """A sentence that says why there are no kernels; None if there are."""
 
     def clear(self) -> None:
-        """Forget which rows are in the slots: the memory of the cache is lost."""
+        """Forget which rows are in the slots, because the memory of the cache was given up."""

@@ -6,7 +6,7 @@ evicted, the batch is planned again with all slots.
 
 The ranges stay the same from round to round, which makes the moves faster: the rows of a batch are in ascending order
 and take the slots of a range in ascending order. After some rounds the rows of a range are in about ascending order,
-leave in that order, and host memory is faster when it is accessed in order.
+so they also leave in about that order, and host memory is faster when it is accessed in order.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class VictimScan:
         wanted = max(MIN_SLOTS, PER_ROW * num_rows)
         if wanted * 2 > self._num_slots:
             return self.all_slots
-        # Ranges change only if they are too small, or twice as large as they must be.
+        # The ranges change only if they are too small, or at least twice as large as they must be.
         if not wanted <= self._num_slots // self._num_ranges < 2 * wanted:
             self._num_ranges = self._num_slots // wanted
         number = self._next % self._num_ranges

@@ -1,7 +1,7 @@
 """The protocol of policies: a policy keeps one priority per slot, and the slot of lowest priority is evicted first.
 
-Whatever its priority, the planner never evicts a slot that a batch in flight uses, nor a pinned slot. So a policy can
-make the cache slow, but never wrong.
+Whatever the priorities are, the planner never evicts a slot that a batch in flight uses, nor a pinned slot. So a policy
+can make the cache slow, but never wrong.
 """
 
 from abc import ABC, abstractmethod
@@ -54,7 +54,7 @@ class Policy(ABC):
     scans_ranges = False  # whether victims of batches planned ahead may be chosen from a range of the slots
 
     def check(self, num_rows: int) -> None:
-        """Raise if the policy is not made for a cache over this many rows."""
+        """Raise if the policy cannot serve a cache over this many rows, as when it has counts for another number."""
 
     def remap(self, row_of: Tensor) -> None:
         """Row r, numbered table after table, has number row_of[r] in the store. Called at most once, before `bind`."""

@@ -1,4 +1,4 @@
-"""Static frequency: evict the row that is the least frequent in the data, as counted beforehand (FreqCache's rule)."""
+"""Static frequency: evict the row whose frequency in the data, known before training, is lowest (FreqCache's rule)."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from hotrows.cache.slots import Slots
 
 
 class Frequency(Policy):
-    """Evicts the row that is the least frequent in the data, as known beforehand.
+    """Evicts the row whose frequency in the data, known before training, is lowest.
 
     Args:
         counts: how often each row occurs, [R]. Without counts, rows are taken to be numbered by falling frequency

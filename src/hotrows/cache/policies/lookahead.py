@@ -1,8 +1,8 @@
 """Look ahead: evict rows that the window does not need, the least frequent first.
 
-If the window needs every row that may be evicted, the row whose next use is the furthest away goes first, so that
-within the window the choice is the optimal one (Belady's). A bit mask of the announced batches that need a row tells
-its next use.
+If the window needs every row that may be evicted, the row whose next use is the furthest away goes first. So within the
+window the choice is the optimal one (Belady's). Each row that the window needs has a bit mask of the announced batches
+that need it. The first of these batches is its next use.
 """
 
 import torch
@@ -101,6 +101,6 @@ class Lookahead(Policy):
 
 
 def _in_steps(seen: Tensor) -> Tensor:
-    """Counts as numbers from 0 to MAX_SEEN in the same order, so that one pass over the slots chooses the victims."""
+    """Map counts to 0 … MAX_SEEN in the same order. Priorities then fit into one byte, and victims need one pass."""
     above = (seen.float().view(torch.int32) >> 20) - STEPS_BELOW
     return torch.where(seen < EXACTLY_SEEN, seen, above.clamp(max=MAX_SEEN))

@@ -21,21 +21,21 @@ class NextUseTable:
     """The uses of rows by batches that were announced and are not planned yet, at most 64 at a time.
 
     Memory is proportional to the rows in the window. Until the host has read back how many unique rows a batch has, it
-    counts the length of the batch's array. The table has spare room for a few such batches, so that once it is large
-    enough, it can be rebuilt at its size without waiting for a readback.
+    reckons with one row for each entry of the batch's array. The table has spare room for a few such batches. So once
+    it is large enough, it can be rebuilt at its size without waiting for a readback.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._in_window: dict[int, int] = {}  # batch number → upper bound on its rows
-        self._num_in_window = 0  # the sum of these
-        self._uncounted: set[int] = set()  # batches whose rows have not been counted
-        self._num_uncounted = 0  # the sum of the upper bounds of these
+        self._num_in_window = 0  # the sum of these upper bounds
+        self._uncounted: set[int] = set()  # batches in the window whose number of unique rows was not read back yet
+        self._num_uncounted = 0  # the sum of the upper bounds of these batches
         self._max_erased = 0  # upper bound on the cells marked as erased
         self.generation = 0  # how often the arrays were replaced by larger ones
-        # The first `add` makes the arrays, because memory belongs to the stream that allocates it.
+        # The first `expect` allocates the arrays: it runs in the planning stream, to which their memory must belong.
         self._keys, self._uses = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
-        self._max_taken = -1.0  # cells that may be taken
+        self._max_taken = -1.0  # how many cells may be taken
 
     def add(self, rows: Tensor, num: Tensor, batch_number: int) -> None:
         """A batch will need the first `num` of these unique rows."""
@@ -103,13 +103,14 @@ class NextUseTable:
         """A batch leaves the window, if it was in it.
 
         Args:
-            num_erased: upper bound on the cells that it has left marked as erased; None for one cell per row.
+            num_erased: upper bound on the cells that were marked as erased when the batch was removed from the uses of
+                its rows; None for one cell per row.
         """
         num_rows = self._forget(batch_number)
         self._max_erased += num_rows if num_erased is None else num_erased
 
     def note_erased(self, num_cells: int) -> None:
-        """Count cells that may have been marked as erased, at most this many."""
+        """At most this many further cells may have been marked as erased."""
         self._max_erased += num_cells
 
     def _forget(self, batch_number: int) -> int:
@@ -122,7 +123,7 @@ class NextUseTable:
         return num_rows
 
     def _likely_in_window(self) -> float:
-        """An estimate of the rows in the window: batches that are not counted are taken to be like the others."""
+        """An estimate of the rows in the window. Batches that are not counted are assumed to be like the others."""
         num_counted = len(self._in_window) - len(self._uncounted)
         if num_counted == 0:
             return self._num_in_window
@@ -130,7 +131,7 @@ class NextUseTable:
 
     def _make_room(self, num_rows: int) -> None:
         likely = self._likely_in_window() + num_rows
-        # The rebuilt table must not be full again soon, and must have room whether or not batches are counted.
+        # The rebuilt table must not be full again soon. It must also have room while batches are not counted yet.
         with_uncounted = max(self._num_in_window + num_rows, likely + MAX_UNCOUNTED * num_rows)
         min_cells = math.ceil(max(MIN_CELLS, CELLS_PER_ROW * likely, with_uncounted / MAX_LOAD))
         grows = min_cells > self._keys.numel() - 1

@@ -1,4 +1,4 @@
-"""Random replacement. Priorities are hashes of a counter, so that a run can be repeated."""
+"""Random replacement. Priorities are hashes of seed, plan number and slot, so that a run can be repeated."""
 
 import torch
 

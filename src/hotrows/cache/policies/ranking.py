@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-MAX_FREQUENCY = 2**30 - 1  # counts of lookups saturate here; below the priority of every row that the window needs
+MAX_FREQUENCY = 2**30 - 1  # where counts of lookups saturate; every row that the window needs has a higher priority
 
 
 class Ranking:
-    """A number per row from 0 to MAX_FREQUENCY, the higher the more frequent.
+    """A number from 0 to MAX_FREQUENCY for each row. It is higher for a more frequent row.
 
     Args:
         counts: how often each row occurs, [R]; takes 4 bytes of device memory per row. Without counts, rows are taken
@@ -34,7 +34,7 @@ class Ranking:
         self._first_rows = first_rows
 
     def remap(self, row_of: Tensor) -> None:
-        """Row r has become row row_of[r]."""
+        """Renumber the rows: what was row r is row row_of[r] from now on."""
         if self.rank_of_row is not None:
             rank_of_row = torch.empty_like(self.rank_of_row)
             rank_of_row[row_of.long()] = self.rank_of_row
