@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 UNKNOWN_TEST_SECONDS = 0.5
+# Tests that compile many kernels, for the case that there is no record of an earlier run, or not of them.
+COMPILING_TEST_SECONDS = {"tests/ops/test_backward_update.py": 8.0, "tests/programs/test_programs.py": 20.0}
 UNKNOWN_EXAMPLE_SECONDS = 0.6  # most examples compile a kernel
 MIN_EXAMPLES_PER_PART = 5
 MAX_TESTS_PER_SHARD = 120
@@ -66,7 +68,8 @@ class Durations:
         """Seconds that one test is expected to take when it draws the share `examples` of its random cases."""
         seconds = self.slow_tests.get(node, self.file_means.get(file_of(node)))
         if num_examples is None:
-            return UNKNOWN_TEST_SECONDS if seconds is None else seconds
+            unknown = COMPILING_TEST_SECONDS.get(file_of(node), UNKNOWN_TEST_SECONDS)
+            return unknown if seconds is None else seconds
         if seconds is None:
             return UNKNOWN_EXAMPLE_SECONDS * num_examples * examples
         return seconds * examples / self.examples

@@ -30,6 +30,10 @@ def with_line(number: int, line: str) -> list[str]:
         (with_line(4, "0\t1\t2"), r"log, line 4: too few fields; expected 40 fields, found 3"),
         (with_line(5, GOOD[0] + "\tmore"), r"log, line 5: too many fields; expected 40 fields"),
         (with_line(6, criteo_line(0, {3: "seven"})), r"log, line 6: I3 is not a number; expected a number in I3"),
+        (with_line(6, criteo_line(0, {3: "1_000"})), r"log, line 6: I3 is not a number; expected a number in I3"),
+        (with_line(6, criteo_line(0, {4: "1e1_0", 5: "x"})), r"log, line 6: I4 is not a number"),
+        ([GOOD[0], "", "0\t1", criteo_line("1_0")], r"log, line 3: too few fields; expected 40 fields, found 2"),
+        ([GOOD[0], "", criteo_line("1_0"), "0\t1"], r"log, line 3: label is not a number; expected a number in label"),
         (with_line(7, criteo_line("x")), r"log, line 7: label is not a number"),
         (with_line(7, criteo_line(2)), r"log, line 7: label is neither 0 nor 1; expected label 0 or 1"),
         (with_line(3, criteo_line("")), r"log, line 3: label is neither 0 nor 1"),
@@ -51,12 +55,12 @@ def test_bad_line_is_named(lines: list[str], message: str, tmp_path: Path) -> No
 
 
 def test_skip_counts_by_reason(tmp_path: Path) -> None:
-    lines = [*GOOD, "0\t1", criteo_line(5), "0", criteo_line(0, {1: "x"}), *GOOD]
+    lines = [*GOOD, "0\t1", criteo_line(5), "0", criteo_line(0, {1: "x"}), criteo_line(0, {1: "1_000"}), *GOOD]
     report = prepare("criteo", write_lines(tmp_path / "log", lines), tmp_path / "out", on_error="skip", test=0.5)
-    assert report.num_rows == 24
+    assert report.num_rows == 25
     assert {skipped.reason: (skipped.num_rows, skipped.line) for skipped in report.skipped} == {
         "too few fields": (2, 11),
-        "I1 is not a number": (1, 14),
+        "I1 is not a number": (2, 14),
         "label is neither 0 nor 1": (1, 12),
     }
     assert sum(report.num_samples.values()) == 20
@@ -169,6 +173,17 @@ def test_impossible_times_of_a_table(times: list[str], time: str, exists: bool, 
         return
     with pytest.raises(BadInputError, match=r"log\.csv, line 4: no t, or no possible time; expected a time in t"):
         prepare("table", log, tmp_path / "out", config=tmp_path / "clicks.toml")
+
+
+def test_a_time_or_a_dense_value_with_an_underscore(tmp_path: Path) -> None:
+    """DuckDB reads 1_000 as 1000."""
+    (tmp_path / "clicks.toml").write_text('label = "y"\ncategorical = ["c"]\ndense = ["x"]\ntime = "t"\n')
+    for bad, name in [("1,a,5,1_000", "t"), ("1,a,1_000,5", "x"), ('1,a,"1_000",5', "x"), ("1_0,a,5,1_0", "y")]:
+        log = write_lines(tmp_path / "log.csv", ["y,c,x,t", "0,a_b,1,1", "", bad, "1,a,2,2"])
+        with pytest.raises(
+            BadInputError, match=rf"log\.csv, line 4: {name} is not a number; expected a number in {name}"
+        ):
+            prepare("table", log, tmp_path / "out", config=tmp_path / "clicks.toml")
 
 
 def test_unknown_behavior(tmp_path: Path) -> None:

@@ -121,7 +121,13 @@ def test_values_that_are_no_numbers_and_no_times(tmp_path: Path) -> None:
     config = tmp_path / "clicks.toml"
     config.write_text('label = "y"\ncategorical = ["c"]\ndense = ["x"]\ntime = "t"\n')
     good = [f"{row % 2},a,{row},2024-02-{row + 10}" for row in range(20)]
-    for bad in ("1,a,inf,2024-02-10", "1,a,1e39,2024-02-10", "1,a,1,2024-02-31", "1,a,1,2024-02-10 29:00"):
+    for bad in (
+        "1,a,inf,2024-02-10",
+        "1,a,1e39,2024-02-10",
+        "1,a,1,2024-02-31",
+        "1,a,1,2024-02-10 29:00",
+        "1,a,1_000,2024-02-10",
+    ):
         log = write_lines(tmp_path / "log.csv", ["y,c,x,t", *good[:4], bad, *good[4:]])
         words = []
         for engine in ("duckdb", "spark"):

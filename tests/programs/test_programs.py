@@ -28,7 +28,7 @@ FIRST_SEED = int(os.environ.get("HOTROWS_PROGRAM_SEED", "0"))
 USUAL_NUM = {"cpu": 240, "cuda": 500}
 NUM_ON_CPU = int(os.environ.get("HOTROWS_PROGRAMS", USUAL_NUM["cpu"]))
 NUM_ON_GPU = int(os.environ.get("HOTROWS_PROGRAMS", examples(USUAL_NUM["cuda"])))
-CHUNKS_ON_CPU, CHUNKS_ON_GPU = 6, 25  # tests, which several processes can share
+CHUNKS_ON_CPU, CHUNKS_ON_GPU = 6, 100  # tests, which several processes can share
 
 RecordProperty = Callable[[str, object], None]
 

@@ -52,7 +52,7 @@ class InFlight:
         self._tickets.update({plan.plan_number: ticket for plan, ticket in zip(plans, tickets, strict=True)})
 
     def note_failed_plan(self, plan_number: int) -> None:
-        """Planning has failed half-way. The failed plan may have marked any slot as used, and the marks stay."""
+        """Planning has failed half-way. Any slot may have become one that this plan uses, and that is not undone."""
         self._protected.append((plan_number, self._num_slots))
 
     def remove(self, ticket: BatchTicket, last_uses: Sequence[Event] = ()) -> None:

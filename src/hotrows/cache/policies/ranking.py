@@ -34,7 +34,7 @@ class Ranking:
         self._first_rows = first_rows
 
     def remap(self, row_of: Tensor) -> None:
-        """Renumber the rows: what was row r is row row_of[r] from now on."""
+        """Rows get other numbers: what was row r is row row_of[r] from now on."""
         if self.rank_of_row is not None:
             rank_of_row = torch.empty_like(self.rank_of_row)
             rank_of_row[row_of.long()] = self.rank_of_row

@@ -11,7 +11,7 @@ LONGEST_STEM = 200  # bytes; file systems allow 255 for the whole name
 # Names that the engines or the queries of `prepare` give to columns of their own.
 RESERVED = frozenset({
     "row", "file_row_number", "rowid", "filename", "file_index", "_metadata",
-    "_weight", "_bad_line", "_group", "_part", "_index", "_first", "_user",
+    "_weight", "_bad_line", "_no_number", "_group", "_part", "_index", "_first", "_user",
 })  # fmt: skip
 _RESERVED_PATTERN = re.compile(r"_(value|id|not_read)_[0-9]+")
 _RENAME = "rename the column in the log"

@@ -5,7 +5,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, cast
@@ -64,21 +64,15 @@ def check_first_line(path: Path, delimiter: str, num_fields: int, expected: str)
 def line_of_record(path: Path, record: int, header: bool, rejected: frozenset[int] = frozenset()) -> int | None:
     """The line of the record with this number, counted from 0. Blank and rejected lines are not records."""
     with _open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if (header and number == 1) or number in rejected or not line.strip("\r\n"):
-                continue
-            if record == 0:
-                return number
-            record -= 1
-    return None
+        return next(islice(_record_lines(file, header, rejected), record, None), None)
 
 
-def lines_of_records(path: Path, records: Sequence[int], header: bool) -> list[int]:
-    """The lines of the records with these ascending numbers, counted from 0. Blank lines are not records."""
+def lines_of_records(
+    path: Path, records: Sequence[int], header: bool, rejected: frozenset[int] = frozenset()
+) -> list[int]:
+    """The lines of the records with these ascending numbers, as `line_of_record` finds them."""
     with _open_text(path) as file:
-        lines = (
-            number for number, line in enumerate(file, start=1) if not (header and number == 1) and line.strip("\r\n")
-        )
+        lines = _record_lines(file, header, rejected)
         starts = [0, *(record + 1 for record in records)]
         return [next(islice(lines, record - start, None)) for record, start in zip(records, starts, strict=False)]
 
@@ -98,6 +92,12 @@ def last_readable_line(path: Path) -> int:
 def is_gzip(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
+
+
+def _record_lines(file: Iterable[str], header: bool, rejected: frozenset[int]) -> Iterator[int]:
+    for number, line in enumerate(file, start=1):
+        if not (header and number == 1) and number not in rejected and line.strip("\r\n"):
+            yield number
 
 
 def _open_text(path: Path) -> IO[str]:

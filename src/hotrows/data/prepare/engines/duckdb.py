@@ -1,5 +1,6 @@
 """Prepare on DuckDB: in this process, out of core under a memory limit."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +12,11 @@ from ibis.backends.duckdb import Backend
 
 from hotrows.data.prepare.engines.base import ROWS_PER_GROUP, Part, Read, Rejected
 from hotrows.data.prepare.errors import BadInputError, OutputError
-from hotrows.data.prepare.files import is_gzip, last_readable_line
+from hotrows.data.prepare.files import is_gzip, last_readable_line, lines_of_records
 from hotrows.data.prepare.log import Expression, LogFile, Table
 
-_SQL_TYPES = {"number": "DOUBLE", "text": "VARCHAR"}
+_NO_NUMBER = "_no_number"
 _REASONS = {
-    "CAST": "not a number",
     "MISSING COLUMNS": "too few fields",
     "TOO MANY COLUMNS": "too many fields",
     "INVALID ENCODING": "not UTF-8",
@@ -42,7 +42,7 @@ class DuckDB:
         self._num_views = 0
 
     def read(self, file: LogFile, columns: Sequence[str], name: str) -> Read:
-        types = ", ".join(f"{_text(name)}: '{_SQL_TYPES[kind]}'" for name, kind in file.columns.items())
+        types = ", ".join(f"{_text(name)}: 'VARCHAR'" for name in file.columns)
         quote = _text(file.quote)
         assert file.delimiter is not None
         source = (
@@ -52,15 +52,21 @@ class DuckDB:
             f"buffer_size = {_BYTES_PER_TASK}, store_rejects = true, rejects_table = 'rejects', "
             "rejects_scan = 'reject_scans')"
         )
-        chosen = ", ".join(_name(name) for name in columns)
+        numbers = [name for name, kind in file.columns.items() if kind == "number" and name in columns]
+        chosen = ", ".join(_as_number(name) if name in numbers else _name(name) for name in columns)
         try:
-            self._run(f"CREATE TABLE {_name(name)} AS SELECT {chosen} FROM {source}")
+            self._run(
+                f"CREATE TABLE {_name(name)} AS SELECT {chosen}, {_first_that_is_no_number(numbers)} AS {_NO_NUMBER} "
+                f"FROM {source}"
+            )
         except (duckdb.IOException, duckdb.InvalidInputException) as error:
             if not is_gzip(file.path):
                 raise BadInputError(file.path, str(error), "a complete text file") from error
             line = last_readable_line(file.path)
             raise BadInputError(file.path, "the compressed file breaks off", "a complete .gz", line) from error
         rejected, lines = self._rejects(file)
+        others, other_lines = self._take_out_no_numbers(file, name, lines)
+        rejected, lines = tuple(sorted((*rejected, *others), key=_by_line)), lines | other_lines
         self._run("DROP TABLE rejects; DROP TABLE reject_scans")
         return Read(self._part(name), rejected, lines)
 
@@ -187,29 +193,45 @@ class DuckDB:
     def _rejects(self, file: LogFile) -> tuple[tuple[Rejected, ...], frozenset[int]]:
         # A short line is listed once for every field that it lacks.
         lines = """
-            SELECT line, min_by(error_type, column_idx) AS error_type, min_by(column_name, column_idx) AS column_name,
-                   min(column_idx) AS num_fields
+            SELECT line, min_by(error_type, column_idx) AS error_type, min(column_idx) AS num_fields
             FROM rejects GROUP BY line
         """
         found = self._connection.execute(
-            f"""SELECT error_type, CASE WHEN error_type = 'CAST' THEN column_name END AS column_name, count(*),
-                       min(line), min_by(num_fields, line)
-                FROM ({lines}) GROUP BY ALL ORDER BY min(line)"""
+            f"SELECT error_type, count(*), min(line), min_by(num_fields, line) FROM ({lines}) GROUP BY ALL"
         ).fetchall()
         rejected = []
-        for kind, column, num_rows, line, num_fields in found:
-            reason = _REASONS.get(str(kind), str(kind).lower())
+        for kind, num_rows, line, num_fields in found:
             expected = f"{len(file.columns)} fields"
-            if kind == "CAST":
-                reason, expected = f"{column} is not a number", f"a number in {column}"
-            elif kind == "MISSING COLUMNS" and num_rows == 1:
+            if kind == "MISSING COLUMNS" and num_rows == 1:
                 expected += f", found {num_fields}"
-            rejected.append(Rejected(reason, expected, num_rows, line))
+            rejected.append(Rejected(_REASONS.get(str(kind), str(kind).lower()), expected, num_rows, line))
         numbers: frozenset[int] = frozenset()
         if rejected:
             few = self._connection.execute("SELECT DISTINCT line FROM rejects ORDER BY line LIMIT 1000000").fetchall()
             numbers = frozenset(line for (line,) in few)
         return tuple(rejected), numbers
+
+    def _take_out_no_numbers(
+        self, file: LogFile, name: str, rejected_lines: frozenset[int]
+    ) -> tuple[tuple[Rejected, ...], frozenset[int]]:
+        """Remove the rows of a table that have a text where a number belongs."""
+        source, is_bad = _name(name), f"{_NO_NUMBER} IS NOT NULL"
+        found = self._connection.execute(
+            f"SELECT {_NO_NUMBER}, count(*), min(rowid) FROM {source} WHERE {is_bad} GROUP BY ALL"
+        ).fetchall()
+        if not found:
+            return (), frozenset()
+        few = self._connection.execute(f"SELECT rowid FROM {source} WHERE {is_bad} ORDER BY rowid LIMIT 1000000")
+        records = [record for (record,) in few.fetchall()]
+        lines = dict(zip(records, lines_of_records(file.path, records, file.header, rejected_lines), strict=True))
+        self._run(f"CREATE TABLE _numbers AS SELECT * FROM {source} WHERE {_NO_NUMBER} IS NULL")
+        self._run(f"DROP TABLE {source}")
+        self._run(f"ALTER TABLE _numbers RENAME TO {source}")
+        rejected = tuple(
+            Rejected(f"{column} is not a number", f"a number in {column}", num_rows, lines.get(record))
+            for column, num_rows, record in found
+        )
+        return rejected, frozenset(lines.values())
 
 
 @contextmanager
@@ -232,3 +254,24 @@ def _text(value: str) -> str:
 
 def _name(value: str) -> str:
     return '"' + value.replace('"', '""') + '"'
+
+
+def _as_number(column: str) -> str:
+    return f"TRY_CAST({_name(column)} AS DOUBLE) AS {_name(column)}"
+
+
+def _first_that_is_no_number(columns: Sequence[str]) -> str:
+    """The name of the first of these columns with a text that is not a number; null if there is none.
+
+    DuckDB alone reads 1_000 as 1000. It does so in files too, which is why all columns are read as text.
+    """
+    cases = "".join(
+        f" WHEN {_name(column)} <> '' AND (contains({_name(column)}, '_') OR TRY_CAST({_name(column)} AS DOUBLE) IS NULL) "
+        f"THEN {_text(column)}"
+        for column in columns
+    )
+    return f"CASE{cases} END" if cases else "NULL"
+
+
+def _by_line(rejected: Rejected) -> float:
+    return math.inf if rejected.line is None else rejected.line
