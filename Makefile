@@ -19,8 +19,11 @@ test: $(INSTALLED) ## run all tests; ARGS go to pytest
 gpu-test: ## run the GPU tests in parallel on a machine with a GPU, and record what was found; needs no .venv
 	@PYTHONPATH=src $(PYTHON) tools/gpu_test.py $(ARGS)
 
-fault-test: $(INSTALLED) ## interrupts, exceptions and signals in loops and whole runs, at every line of the core once
-	@HOTROWS_FAULTS=$(or $(FAULTS),lines) HOTROWS_SIGINTS=1000 HOTROWS_TRAIN_INTERRUPTS=100 $(BIN)/python -m pytest -n $(JOBS) tests/faults tests/train/test_termination.py $(ARGS)
+# What `make test` tries a few times: all of it, with FAULTS=lines or a number of faults for each program of tests/faults.
+FAULT_TESTS := tests/faults tests/train/test_termination.py tests/nn/test_threads.py tests/data/test_damage.py \
+	tests/data/test_prepare_bad_input.py
+fault-test: $(INSTALLED) ## interrupts, exceptions, kills, bit flips, a full disk, threads, forks and early exits, many times
+	@HOTROWS_FAULTS=$(or $(FAULTS),lines) HOTROWS_SIGINTS=1000 HOTROWS_TRAIN_INTERRUPTS=100 HOTROWS_THREAD_READS=1000 $(BIN)/python -m pytest -n $(JOBS) $(FAULT_TESTS) $(ARGS)
 
 mutations: $(INSTALLED) ## take each rule of the exactness argument out of the code, and see that a test fails
 	@$(BIN)/python tools/mutations.py $(ARGS)

@@ -64,6 +64,39 @@ def test_numbers_that_cannot_be() -> None:
     assert make_optimizer("adam", lr=0.5).param_groups[0]["lr"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([{"lr": "x"}], "Adam: lr is 'x', it must be 0 or more, and finite"),
+        ([{"lr": float("nan")}], "Adam: lr is nan"),
+        ([{"lr": None}], "Adam: lr is None"),
+        ([{"lr": torch.tensor([0.5, 1.0])}], "Adam: lr is tensor"),
+        ([{"eps": True}], "Adam: eps is True"),
+        ([{"betas": (0.9,)}], r"Adam: betas are \(0.9,\), give two numbers, each at least 0 and less than 1"),
+        ([{"betas": (0.9, "x")}], "Adam: betas are"),
+        ([1], "the state has a parameter group 1, it must be a dict of hyperparameters"),
+        ([], "the state has 0 parameter groups, this optimizer has 1"),
+    ],
+)
+def test_a_state_with_numbers_that_cannot_be_changes_nothing(groups: list[object], message: str) -> None:
+    optimizer = Adam()
+    bag = hotrows.EmbeddingBag(5, 4, optimizer=optimizer)
+    step(bag)
+    before = copy.deepcopy(optimizer.state_dict())
+    fresh = hotrows.EmbeddingBag(5, 4, optimizer=Adam())
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict({"state": {"0.weight": fresh.row_state("weight")}, "param_groups": groups})
+    assert repr(optimizer.state_dict()) == repr(before)
+
+
+def test_a_state_keeps_the_numbers_of_schedulers() -> None:
+    optimizer = SGD(lr=1.0)
+    optimizer.load_state_dict({"state": {}, "param_groups": [{"lr": 0.5, "initial_lr": 2.0, "params": [0]}]})
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["initial_lr"]) == (0.5, 2.0)
+    assert isinstance(group["params"][0], torch.nn.Parameter)
+
+
 def test_copies_keep_their_state_layout() -> None:
     twin = copy.deepcopy(Adagrad(initial_accumulator_value=0.5))
     assert twin.fields[0].initial_value == 0.5

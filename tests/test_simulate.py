@@ -1,8 +1,10 @@
 """The simulator runs the real planner; Belady's rule is the best there is."""
 
+import importlib
 import itertools
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -74,7 +76,13 @@ def test_a_batch_larger_than_the_cache_is_counted() -> None:
 
 def test_bad_calls() -> None:
     for arguments, message in [
-        (([torch.tensor([1])], "lru", 0), "capacity is 0"),
+        (([torch.tensor([1])], "lru", 0), "capacity is 0, it must be a whole number from 1 to 2147483647"),
+        (
+            ([torch.tensor([1])], "lru", 2**70),
+            "capacity is 1180591620717411303424, it must be a whole number from 1 to",
+        ),
+        (([[1]], "lru", 5), r"a batch of the trace is a list, give .* rows: torch.tensor\(rows\)"),
+        (([np.array([1])], "lru", 5), r"a batch of the trace is a ndarray, give .* rows: torch.from_numpy\(rows\)"),
         (([torch.tensor([1])], "lru", 5, 65), "window is 65"),
         (([torch.tensor([1.0])], "lru", 5), "a batch of the trace is torch.float32"),
         (([torch.tensor([-1])], "lru", 5), "has row -1"),
@@ -82,6 +90,14 @@ def test_bad_calls() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             hotrows.simulate(*arguments)
+
+
+def test_more_slots_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("hotrows.simulate")  # the package has the function under this name
+    monkeypatch.setattr(module, "available_host_memory", lambda: 10**6)
+    message = r"1,000,000 slots and their index need 5\d.\d MB of host memory, .*: give a smaller capacity"
+    with pytest.raises(hotrows.OutOfMemoryError, match=message):
+        hotrows.simulate([torch.tensor([1])], "lru", capacity=10**6)
 
 
 def test_an_empty_trace() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ class Jagged:
     def __post_init__(self) -> None:
         for name, given in (("values", self.values), ("lengths", self.lengths), ("weights", self.weights)):
             if not isinstance(given, Tensor) and not (name == "weights" and given is None):
-                raise ValueError(f"Jagged: {name} are a {type(given).__name__}, give a tensor")
+                raise ValueError(f"Jagged: {name} are a {type(given).__name__}, give a tensor{to_tensor(given, name)}")
         if self.values.dim() != 1 or self.values.dtype not in _INTEGER:
             raise ValueError(
                 f"Jagged: values are {self.values.dtype} {list(self.values.shape)}, give int64 (or int32) [N]"
@@ -60,6 +61,17 @@ class Jagged:
             self.lengths.to(device, non_blocking=non_blocking),
             None if self.weights is None else self.weights.to(device, non_blocking=non_blocking),
         )
+
+
+def to_tensor(given: object, name: str) -> str:
+    """For the error message about something that should be a tensor: how to make one of it, if PyTorch can.
+
+    Args:
+        name: what the user calls it.
+    """
+    if isinstance(given, np.ndarray):
+        return f": torch.from_numpy({name})"
+    return f": torch.tensor({name})" if isinstance(given, list | tuple | range) else ""
 
 
 class Batch(NamedTuple):

@@ -39,6 +39,7 @@ class RowOptimizer(torch.optim.Optimizer):
     rule: str
 
     def __init__(self, **defaults: float | tuple[float, float]) -> None:
+        self.check(defaults)
         self._attached: list[weakref.ref[ModuleWithRows]] = []
         # torch's Optimizer requires a parameter, and the rows are not parameters.
         super().__init__([torch.nn.Parameter(torch.empty(0), requires_grad=False)], dict(defaults))
@@ -56,6 +57,17 @@ class RowOptimizer(torch.optim.Optimizer):
     def hyper(self, step: int) -> tuple[float, ...]:
         """The hyperparameters of the rule at the given step, counted from 1."""
         raise NotImplementedError
+
+    def check(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Raise ValueError for a value that cannot be. Betas are a pair, all others are numbers from 0 up."""
+        kind = type(self).__name__
+        for name, value in hyperparameters.items():
+            if name == "betas":
+                pair = tuple(value) if isinstance(value, tuple | list) else ()
+                if len(pair) != 2 or not all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in pair):
+                    raise ValueError(f"{kind}: betas are {value!r}, give two numbers, each at least 0 and less than 1")
+            elif not _is_number(value) or not 0 <= value < math.inf:
+                raise ValueError(f"{kind}: {name} is {value!r}, it must be 0 or more, and finite")
 
     def note_step(self) -> None:
         """Note that a step was taken. Otherwise learning-rate schedulers warn that they run before the optimizer."""
@@ -97,10 +109,14 @@ class RowOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"the state is of tables {', '.join(state_dict['state'])}, this optimizer's are {', '.join(tables)}"
             )
+        for group in state_dict["param_groups"]:
+            if not isinstance(group, Mapping):
+                raise ValueError(f"the state has a parameter group {group!r}, it must be a dict of hyperparameters")
+            self.check({name: value for name, value in group.items() if name in self.defaults})
         for key, (module, name) in tables.items():
             module.load_row_state(name, state_dict["state"][key])
         for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update(loaded)
+            group.update({name: value for name, value in loaded.items() if name != "params"})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -119,10 +135,11 @@ class RowOptimizer(torch.optim.Optimizer):
         return (*map(float, map(self.param_groups[0].__getitem__, names)),)
 
 
-def _check(kind: str, **values: float) -> None:
-    for name, value in values.items():
-        if not isinstance(value, Real | Tensor) or isinstance(value, bool) or not 0 <= value < math.inf:
-            raise ValueError(f"{kind}: {name} is {value!r}, it must be 0 or more, and finite")
+def _is_number(value: object) -> bool:
+    """Also true for a tensor of one number, which `torch.optim` takes as a learning rate."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_meta
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class SGD(RowOptimizer):
@@ -131,7 +148,6 @@ class SGD(RowOptimizer):
     rule = "sgd"
 
     def __init__(self, lr: float, weight_decay: float = 0.0) -> None:
-        _check("SGD", lr=lr, weight_decay=weight_decay)
         super().__init__(lr=lr, weight_decay=weight_decay)
 
     def hyper(self, step: int) -> tuple[float, ...]:
@@ -146,7 +162,6 @@ class Adagrad(RowOptimizer):
     def __init__(
         self, lr: float = 0.01, lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10
     ) -> None:
-        _check("Adagrad", lr=lr, lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
         super().__init__(lr=lr, lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
 
     @property
@@ -168,7 +183,6 @@ class RowWiseAdagrad(RowOptimizer):
     rule = "row_wise_adagrad"
 
     def __init__(self, lr: float = 0.01, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> None:
-        _check("RowWiseAdagrad", lr=lr, initial_accumulator_value=initial_accumulator_value, eps=eps)
         super().__init__(lr=lr, initial_accumulator_value=initial_accumulator_value, eps=eps)
 
     @property
@@ -185,10 +199,6 @@ class Adam(RowOptimizer):
     rule = "adam"
 
     def __init__(self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
-        _check("Adam", lr=lr, eps=eps)
-        pair = tuple(betas) if isinstance(betas, tuple | list) else ()
-        if len(pair) != 2 or not all(isinstance(beta, Real) and 0 <= beta < 1 for beta in pair):
-            raise ValueError(f"Adam: betas are {betas!r}, give two numbers, each at least 0 and less than 1")
         super().__init__(lr=lr, betas=betas, eps=eps)
 
     @property

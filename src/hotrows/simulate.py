@@ -7,18 +7,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hotrows.batch import to_tensor
 from hotrows.cache.indexes import INDEXES, check_index, make_index
 from hotrows.cache.planning.planner import EagerPlanner
 from hotrows.cache.planning.protocol import Counts, Placement
 from hotrows.cache.policies import Access, Policy, make_policy
 from hotrows.cache.policies.next_use import WINDOW_LIMIT
-from hotrows.cache.slots import Slots
+from hotrows.cache.slots import BYTES_PER_SLOT, Slots
 from hotrows.errors import BadIdError
 from hotrows.ops.unique import UniqueRows, unique_rows
 from hotrows.stores.memory_checks import available_host_memory, require_memory
 from hotrows.table import whole_number
 
 FAR = 2**31 - 2
+LARGEST_CAPACITY = 2**31 - 1  # the number of a slot is an int32
 MAX_ROW = 2**63 - 2  # the largest int64 stands for the end of the rows where they are sorted
 
 
@@ -59,7 +61,7 @@ def simulate(
 
         hotrows.simulate(trace, "lru", capacity=10_000).hit_rate
     """
-    capacity = whole_number(capacity, "capacity")
+    capacity = whole_number(capacity, "capacity", least=1, most=LARGEST_CAPACITY)
     window = whole_number(window, "window", least=1, most=WINDOW_LIMIT)
     check_index(index)
     if policy == "belady":
@@ -73,6 +75,13 @@ def simulate(
             f"capacity is {capacity}, which a cache with the index {name!r} would round up to {rounded}: give "
             f"capacity={rounded}, or another index"
         )
+    require_memory(
+        f"{capacity:,} slots and their index",
+        BYTES_PER_SLOT * capacity + INDEXES[name].num_bytes(0, capacity),
+        available_host_memory(),
+        "host memory",
+        "give a smaller capacity",
+    )
     slots = Slots(capacity, torch.device("cpu"))
     largest = 0
     if name == "direct":
@@ -113,8 +122,8 @@ def _step(planner: EagerPlanner, unique: UniqueRows, number: int) -> Counts:
 
 def _rows(batch: Tensor) -> Tensor:
     if not isinstance(batch, Tensor) or batch.dtype not in (torch.int64, torch.int32):
-        given = batch.dtype if isinstance(batch, Tensor) else type(batch).__name__
-        raise ValueError(f"a batch of the trace is {given}, give int64 tensors of rows")
+        given = batch.dtype if isinstance(batch, Tensor) else f"a {type(batch).__name__}"
+        raise ValueError(f"a batch of the trace is {given}, give int64 tensors of rows{to_tensor(batch, 'rows')}")
     rows = batch.flatten().long()
     if rows.numel():
         low, high = (int(row) for row in rows.aminmax())

@@ -241,6 +241,48 @@ def test_out_that_cannot_be(out: str, made: Made) -> None:
     refused(message, "train", "--data", made.data, "--device", "cpu", "--out", out)
 
 
+LONG = "x" * 300
+OUTS = [
+    ("", "out is empty: name a directory"),
+    ("a\0b", "out is 'a\\x00b', and a path cannot have a NUL character: choose another --out"),
+    (
+        "dangling",
+        "dangling is a symbolic link to nowhere, which is not there: choose another --out, or remove the link",
+    ),
+    ("dangling/below", "dangling is a symbolic link to nowhere, which is not there: choose another --out"),
+    (LONG, "out: the name 'xxxxxxxxxxxxxxxxxxxx'… has 300 bytes, at most 255 are allowed: choose another --out"),
+    (f"new/{LONG}/below", "the name 'xxxxxxxxxxxxxxxxxxxx'… has 300 bytes, at most 255 are allowed"),
+    ("é" * 130, "has 260 bytes, at most 255 are allowed"),
+    ("deep/" * 1000, "out: the path 'deep/deep/deep/deep/'… has 4,999 bytes, at most 3,840 are allowed"),
+]
+
+
+@pytest.mark.parametrize(("out", "message"), OUTS, ids=[message for _, message in OUTS])
+@pytest.mark.parametrize("command", ["train", "profile", "prepare", "reproduce"])
+def test_names_that_no_directory_can_have(command: str, out: str, message: str, made: Made) -> None:
+    Path("dangling").symlink_to("nowhere")
+    Path("log").write_text("1\n")
+    arguments = {
+        "train": ("--data", made.data, "--device", "cpu"),
+        "profile": (made.data,),
+        "prepare": ("criteo", "log"),
+        "reproduce": ("freqcache", "table1", "--device", "cpu"),
+    }[command]
+    refused(message, command, *arguments, "--out", out)
+
+
+def test_a_run_file_with_a_nul_character_in_its_out(made: Made, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    content = SETTINGS.format(data=made.data, top="", train="", sections="")
+    path.write_text(content.replace('out = "out"', 'out = "a\\u0000b"'))
+    refused("out is 'a\\x00b', and a path cannot have a NUL character", "train", path)
+
+
+def test_a_data_set_whose_name_leaves_no_room_for_the_temporary_one(made: Made) -> None:
+    write_criteo_log(Path("log"), 20, seed=1)
+    refused("File name too long", "prepare", "criteo", "log", "--out", "x" * 240)
+
+
 @pytest.mark.parametrize("out", ["out", "new/deep/out", "empty"])
 def test_a_run_that_fails_before_its_first_step_leaves_nothing(
     out: str, made: Made, monkeypatch: pytest.MonkeyPatch
@@ -350,6 +392,30 @@ def test_damaged_runs(damage: Damage, made: Made, directory: Path) -> None:
     refused(damage.message, "evaluate", "run")
 
 
+@pytest.mark.parametrize("num_rows", [0, -1])
+def test_a_model_with_a_table_that_cannot_be(num_rows: int, made: Made) -> None:
+    shutil.copytree(made.run, "run")
+    saved = torch.load("run/model.pt", weights_only=True)
+    saved["tables"]["C7"] = num_rows
+    torch.save(saved, "run/model.pt")
+    refused(f"run/model.pt is damaged: its table 'C7' has {num_rows} rows, not 1 or more", "evaluate", "run")
+
+
+def test_a_run_on_a_relative_path_that_is_evaluated_elsewhere(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(made.run, "run")
+    shutil.copytree(made.data, "data")
+    path = Path("run/config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "data": "data"}))
+    call("evaluate", "run", code=0)
+    Path("elsewhere/data").mkdir(parents=True)
+    monkeypatch.chdir("elsewhere")
+    refused(
+        f"there is no data set 'data' in {Path.cwd()}: the run was trained on it in the directory", "evaluate", "../run"
+    )
+    refused("so evaluate from there, or give its path with --data", "evaluate", "../run")
+    call("evaluate", "../run", "--data", "../data", code=0)
+
+
 def test_a_truncated_model(made: Made) -> None:
     shutil.copytree(made.run, "run")
     path = Path("run/model.pt")
@@ -401,6 +467,13 @@ def test_options_of_evaluate(arguments: tuple[str, ...], message: str, made: Mad
         (("--hit-rate", "2"), "hit_rate is 2.0, it must be between 0 and 1"),
         (("--hit-rate", "nan"), "hit_rate is nan, it must be between 0 and 1"),
         (("--memory", "lots"), "memory is 'lots', give bytes"),
+        (
+            ("--memory", "0GB"),
+            """memory is '0GB', give bytes (2_000_000_000) or a text such as "2GB", more than nothing""",
+        ),
+        (("--memory", "-1GB"), "memory is '-1GB', give bytes"),
+        (("--memory", "0.1KB"), "memory is 0.1KB, which is too little for a single row of 512 bytes"),
+        (("--memory", "9" * 400 + "GB"), "999GB', give bytes"),
         (("--out", "file"), "file is a file: choose another --out"),
         (("--out", "file/below"), "file is a file: choose another --out"),
     ],

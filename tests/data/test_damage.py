@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from hotrows.data.checksums import sha256_of_description
 from hotrows.data.dataset import open_dataset
 from hotrows.data.prepare import BadInputError, prepare
 from hotrows.data.prepare.gzip_check import check_gzip
@@ -203,6 +204,24 @@ def test_an_edited_description_is_refused(prepared: Path) -> None:
     path.write_text(json.dumps(described))
     with pytest.raises(ValueError, match=r"dataset\.json is damaged or was edited"):
         open_dataset(prepared)
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [("splits", "../train/part-00000.parquet"), ("splits", "/x.parquet"), ("vocabularies", "train/../../x.parquet")],
+)
+def test_a_description_that_names_a_file_outside_the_directory(section: str, name: str, prepared: Path) -> None:
+    described = describe(prepared)
+    if section == "splits":
+        described["splits"]["train"]["files"][0] = name
+    else:
+        described["vocabularies"] = {"item": name}
+    described["checksum"] = sha256_of_description(described)
+    (prepared / "dataset.json").write_text(json.dumps(described))
+    message = f"dataset.json names the file '{name}', which is outside its directory: prepare the data again"
+    for use in (open_dataset, verify):
+        with pytest.raises(ValueError, match=message):
+            use(prepared)
 
 
 def test_verify_lists_every_damaged_file(prepared: Path) -> None:

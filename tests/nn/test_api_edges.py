@@ -62,6 +62,9 @@ def test_a_kept_state_dict_does_not_change(store: str) -> None:
         ({"sum": torch.zeros(1000, 4, dtype=torch.float64)}, "sum is torch.float64"),
         ({"sum": torch.zeros(1000, 4, dtype=torch.complex64)}, "sum is torch.complex64"),
         ({"sum": np.zeros((1000, 4))}, "sum is a ndarray"),
+        ({"sum": torch.zeros(1000, 4).to_sparse()}, r"sum is .* with the layout torch.sparse_coo \(use to_dense\(\)\)"),
+        ({"sum": torch.zeros(1000, 4, device="meta")}, "sum is .* on the device 'meta', where tensors have no values"),
+        ({"step": torch.tensor(1.0, device="meta")}, "step is .*, it must be a whole number from 0 up"),
         ({"step": torch.tensor([1.0, 2.0])}, "step is .*, it must be a whole number from 0 up"),
         ({"step": torch.tensor(-1.0)}, "step is .*, it must be a whole number"),
         ({"step": torch.tensor(1.5)}, "step is .*, it must be a whole number"),
@@ -96,10 +99,23 @@ def test_no_state_at_all() -> None:
         bag.optimizer.load_state_dict({})
 
 
-@pytest.mark.parametrize("weight", [np.zeros((1000, 4)), None, torch.zeros(1000, 4, dtype=torch.int64)])
-def test_weights_that_are_no_floats(weight: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected \[1000, 4\] as a tensor of floats"):
+@pytest.mark.parametrize(
+    ("weight", "found"),
+    [
+        (np.zeros((1000, 4)), "a ndarray"),
+        (None, "a NoneType"),
+        (torch.zeros(1000, 4, dtype=torch.int64), r"torch.int64 \[1000, 4\]"),
+        (torch.zeros(1000, 4).to_sparse(), r".* with the layout torch.sparse_coo \(use to_dense\(\)\)"),
+        (torch.zeros(1000, 4, device="meta"), ".* on the device 'meta', where tensors have no values"),
+    ],
+)
+def test_weights_that_are_no_floats(weight: Any, found: str) -> None:
+    with pytest.raises(ValueError, match=rf"weight is {found}, expected \[1000, 4\] as a tensor of floats"):
         make_bag().load_weight(weight)
+    with pytest.raises(RuntimeError, match=f"weight is {found}, expected"):  # as PyTorch's modules raise it
+        make_bag().load_state_dict({"weight": weight})
+    with pytest.raises(ValueError, match=r"embeddings are .*give a tensor|weight is torch.int64"):
+        hotrows.EmbeddingBag.from_pretrained(weight)
 
 
 # -- batches --------------------------------------------------------------------------------------------------------
@@ -190,8 +206,39 @@ def test_rows_in_flight_that_leave_no_room_to_pin_are_named() -> None:
         break
     bag.close_lookahead()
     bag.pin(range(500, 508))
-    with pytest.raises(ValueError, match="9 rows to pin, but 1 of them find no slot in a cache of 16: pin fewer rows"):
+    message = (
+        "9 rows to pin, but 1 of them finds no slot in a cache of 16 with 8 other rows pinned already: pin fewer rows"
+    )
+    with pytest.raises(ValueError, match=message):
         bag.pin(range(600, 609))
+
+
+@pytest.mark.parametrize(
+    ("num", "message"),
+    [
+        (12, "12 rows to pin find no room beside the rows of 1 batch in flight in a cache of 16, although they would "
+             "fit alone: pin them before the lookahead loop begins, or make the cache larger"),
+        (17, "17 rows to pin, but 1 of them finds no slot in a cache of 16: pin fewer rows or make the cache larger"),
+        (20, "20 rows to pin, but 4 of them find no slot in a cache of 16: pin fewer rows or make the cache larger"),
+    ],
+)  # fmt: skip
+def test_more_rows_to_pin_than_fit_beside_one_batch(num: int, message: str) -> None:
+    bag = make_bag()
+    for batch in hotrows.lookahead([torch.arange(8).unsqueeze(1)], bag, depth=0, ids=lambda ids: ids):
+        bag(batch)
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            bag.pin(range(500, 500 + num))
+        bag.pin(range(8))
+
+
+def test_rows_that_are_pinned_already_take_no_other_slot() -> None:
+    bag = make_bag()
+    bag.pin(range(10))
+    bag.pin(range(16))
+    with pytest.raises(
+        ValueError, match="16 rows to pin, but 4 of them find no slot in a cache of 16 with 4 other rows"
+    ):
+        bag.pin(range(4, 20))
 
 
 # -- optimizers and the simulator -----------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Bad input: what was given, what is allowed, and nothing changed."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -103,7 +106,9 @@ def test_bad_structure_on_the_device_is_found_without_waiting() -> None:
         (torch.zeros(2, 2), r"ids are torch.float32"),
         (torch.zeros(2, dtype=torch.int64), r"ids are \[2\], give \[B, 2\]"),
         (torch.zeros(2, 3, dtype=torch.int64), r"ids are \[2, 3\], give \[B, 2\]"),
-        ([[1, 2]], r"ids are a list"),
+        ([[1, 2]], r"ids are a list, give a hotrows.Jagged or an int64 \[B, F\] tensor: torch.tensor\(ids\)$"),
+        (np.array([[1, 2]]), r"ids are a ndarray, give .* an int64 \[B, F\] tensor: torch.from_numpy\(ids\)$"),
+        ({1}, r"ids are a set, give a hotrows.Jagged or an int64 \[B, F\] tensor$"),
         (Jagged(torch.tensor([1]), torch.tensor([[1]])), r"lengths are \[1, 1\], give \[2, B\]"),
     ],
 )
@@ -120,9 +125,10 @@ def test_ids_of_the_wrong_kind(ids: object, message: str) -> None:
         ((torch.tensor([1]), torch.tensor([[2]])), "lengths add up to 2, but there are 1 values"),
         ((torch.tensor([1]), torch.tensor([[2, -1]])), "a length is -1"),
         ((torch.tensor([1]), torch.tensor([[1]]), torch.tensor([1.0, 2.0])), r"weights are torch.float32 \[2\]"),
+        ((np.array([1]), torch.tensor([[1]])), r"values are a ndarray, give a tensor: torch.from_numpy\(values\)"),
     ],
 )
-def test_jagged_of_the_wrong_kind(arguments: tuple[torch.Tensor, ...], message: str) -> None:
+def test_jagged_of_the_wrong_kind(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Jagged(*arguments)
 
@@ -148,6 +154,25 @@ def test_one_bag_called_wrongly(
             None if offsets is None else torch.tensor(offsets),
             None if weights is None else torch.tensor(weights),
         )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((np.array([[1]]),), r"input is a ndarray, give ids as an int64 .* tensor: torch.from_numpy\(ids\)$"),
+        (([[1]],), r"input is a list, give ids as an int64 \(or int32\) tensor: torch.tensor\(ids\)$"),
+        ((torch.tensor([1]), np.array([0])), r"offsets are a ndarray, give a tensor: torch.from_numpy\(offsets\)"),
+        ((torch.tensor([1]), [0]), r"offsets are a list, give a tensor: torch.tensor\(offsets\)"),
+        ((torch.tensor([[1]]), None, np.ones((1, 1))), r"per_sample_weights are a ndarray, give .*torch.from_numpy"),
+    ],
+)
+def test_one_bag_called_without_tensors(arguments: tuple[Any, ...], message: str) -> None:
+    bag = hotrows.EmbeddingBag(10, 4, mode="sum", optimizer=hotrows.optim.SGD(lr=1.0))
+    with pytest.raises(ValueError, match=message):
+        bag(*arguments)
+    if len(arguments) == 1:
+        with pytest.raises(ValueError, match=message):
+            list(hotrows.lookahead([arguments[0]], bag, ids=lambda ids: ids))
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ class LibraryMachine(Machine):
         after = self.rows()
         is_same = [torch.equal(one, after[key]) for key, one in seen.items() if isinstance(one, Tensor)]  # type: ignore[arg-type]
         assert all(is_same), "closing a loop has changed rows"
-        drop_failed_backward_pass()
+        drop_failed_backward_pass(self.device)
         for module in [*self.modules, *self.originals]:
             for scheduler in module.schedulers:
                 assert frees_all_slots(scheduler), "a batch is in flight, although nothing is open"
@@ -448,9 +448,13 @@ def rows_of(number: int, module: Module) -> Seen:
     return seen
 
 
-def drop_failed_backward_pass() -> None:
-    """PyTorch keeps the nodes that a failed backward pass has not reached until the next one in the same thread."""
-    torch.zeros(1, requires_grad=True).sum().backward()
+def drop_failed_backward_pass(device: str) -> None:
+    """PyTorch keeps the nodes that a failed backward pass has not reached until the next one in the same thread.
+
+    Nodes on a GPU run in a thread of their own.
+    """
+    for each in {"cpu", device}:
+        torch.zeros(1, requires_grad=True, device=each).sum().backward()
 
 
 def frees_all_slots(scheduler: Scheduler) -> bool:

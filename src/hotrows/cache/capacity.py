@@ -7,6 +7,7 @@ import re
 logger = logging.getLogger("hotrows")
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_AMOUNT = re.compile(r"\s*(\d[\d_]{0,99}(?:\.\d+)?|\.\d+)\s*(%|[kmgt]i?b)?\s*", re.IGNORECASE)
 _ALLOWED = 'give a number of rows (500_000), a share of the rows ("1.5%"), or memory ("2GB")'
 
 
@@ -26,6 +27,13 @@ def check_cache(cache: int | str) -> None:
     _parse(cache, 1, 1)
 
 
+def memory_bytes(text: str) -> int | None:
+    """The bytes of a text such as "2GB"; None if it is no amount of memory."""
+    found = _AMOUNT.fullmatch(text)
+    unit = _UNITS.get((found[2] or "").upper()) if found else None
+    return None if found is None or unit is None else int(float(found[1].replace("_", "")) * unit)
+
+
 def _parse(cache: int | str, num_rows: int, record_bytes: int) -> int:
     if isinstance(cache, bool) or not isinstance(cache, int | str):
         raise ValueError(f"cache is {cache!r}: {_ALLOWED}")
@@ -33,7 +41,7 @@ def _parse(cache: int | str, num_rows: int, record_bytes: int) -> int:
         if cache < 1:
             raise ValueError(f"cache is {cache}: {_ALLOWED}, at least one row")
         return cache
-    found = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?|\.\d+)\s*(%|[kmgt]i?b)?\s*", cache, re.IGNORECASE)
+    found = _AMOUNT.fullmatch(cache)
     if found is None:
         raise ValueError(f"cache is {cache!r}: {_ALLOWED}")
     number, unit = float(found[1].replace("_", "")), (found[2] or "").upper()

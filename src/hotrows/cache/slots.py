@@ -7,6 +7,7 @@ from hotrows.ops.rows import NO_ROW
 
 NEVER = -1
 LOWEST = torch.iinfo(torch.int32).min
+BYTES_PER_SLOT = 8 + 4 + 4 + 1
 
 
 class Slots:

@@ -27,7 +27,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object as
 def prepare(
     kind: Annotated[str, typer.Argument(help="What the log is: criteo, avazu, taobao, or table (any CSV or Parquet).")],
     input: Annotated[Path, typer.Argument(help="The log: a file (plain or .gz), or a directory of days.")],
-    out: Annotated[Path, typer.Option(help="Where the data set goes; must not exist.")],
+    out: Annotated[str, typer.Option(help="Where the data set goes; must not exist.")],
     config: Annotated[Path | None, typer.Option(help="For table: a TOML file that names the columns.")] = None,
     min_count: Annotated[
         int, typer.Option(help="Values seen less often in training share one id, 'rare'.")
@@ -56,7 +56,7 @@ def prepare(
             kind, input, out, config=config, min_count=min_count, split=split, valid=valid, test=test, seed=seed,
             engine=engine, memory_limit=memory_limit, on_error=on_error, progress=steps,
         )  # fmt: skip
-    show_prepared(report, out)
+    show_prepared(report)
     _print_json(as_json, report.to_json())
 
 
@@ -70,31 +70,30 @@ def profile(
     samples: Annotated[int, typer.Option(help="Samples to read.")] = 1_000_000,
     hit_rate: Annotated[float | None, typer.Option(help="Suggest a cache for this hit rate, such as 0.9.")] = None,
     memory: Annotated[str | None, typer.Option(help="Suggest a cache for this much device memory: 2GB.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write profile.json and profile.png here.")] = None,
+    out: Annotated[str | None, typer.Option(help="Also write profile.json and profile.png here.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what the data looks like: frequencies, duplicates in a batch, misses by cache size."""
     from hotrows.cli.show import Steps
     from hotrows.data.dataset import open_dataset
+    from hotrows.data.directories import check_directory
     from hotrows.profile import plot, show
     from hotrows.profile import profile as run_profile
-    from hotrows.train.directory import check_directory
 
     with reported_plainly():
-        if out is not None:
-            check_directory(out)
+        directory = None if out is None else check_directory(out)
         with Steps() as steps:
             found = run_profile(
                 open_dataset(data), batch_size=batch_size, num_samples=samples, seed=seed, hit_rate=hit_rate,
                 memory=memory, progress=steps,
             )  # fmt: skip
         show(found)
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / "profile.json").write_text(json.dumps(found.to_json(), indent=2) + "\n")
-            plot(found, out / "profile.png")
-            typer.echo(f"written: {out / 'profile.json'}, {out / 'profile.png'}")
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "profile.json").write_text(json.dumps(found.to_json(), indent=2) + "\n")
+            plot(found, directory / "profile.png")
+            typer.echo(f"written: {directory / 'profile.json'}, {directory / 'profile.png'}")
     _print_json(as_json, found.to_json())
 
 

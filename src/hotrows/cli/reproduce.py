@@ -29,9 +29,9 @@ def reproduce(
         str | None, typer.Option(help="fp32, tf32 or bf16; by default tf32 for full scale on a GPU, else fp32.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    out: Annotated[Path, typer.Option(help="CSV, PNG and JSON go to a folder of the paper's name in here.")] = Path(
-        "runs/reproduce"
-    ),
+    out: Annotated[
+        str, typer.Option(help="CSV, PNG and JSON go to a folder of the paper's name in here.")
+    ] = "runs/reproduce",
     listed: Annotated[bool, typer.Option("--list", help="List what can be reproduced, and stop.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line, for machines.")
@@ -48,9 +48,9 @@ def reproduce(
         _show_list({paper: PAPERS[paper]} if paper in PAPERS else PAPERS, as_json)
         return
     with reported_plainly():
+        from hotrows.data.directories import check_directory
         from hotrows.reproduce.bench import Bench
         from hotrows.reproduce.experiment import choose
-        from hotrows.train.directory import check_directory
 
         if paper not in PAPERS:
             raise ValueError(f"paper is {paper!r}: known are {', '.join(PAPERS)}; --list says what each has")
@@ -59,11 +59,11 @@ def reproduce(
             raise ValueError(f"scale is {scale!r}: known are {', '.join(scales)}")
         if steps is not None and steps < 2:
             raise ValueError(f"steps is {steps}, it must be 2 or more")
-        check_directory(out / paper)
+        directory = check_directory(check_directory(out) / paper)
         chosen = choose(PAPERS[paper].experiments, figures or [], paper)
         precision = _choose_precision(precision, device, scale)
         given = {shape: name for shape, name in (("criteo-kaggle", data), ("avazu", avazu)) if name is not None}
-        found, interrupted = _run_all(paper, chosen, Bench(scales[scale], device, given, steps, precision), out / paper)
+        found, interrupted = _run_all(paper, chosen, Bench(scales[scale], device, given, steps, precision), directory)
     failed = [
         f"{one['figure']}: {claim['text']}" for one in found for claim in one["claims"] if claim["holds"] is False
     ]

@@ -1,6 +1,5 @@
 """The program's output for people: progress bars, tables, and where results were written."""
 
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +36,9 @@ class Steps:
         self._progress.update(self._tasks[step], completed=done)
 
 
-def show_prepared(report: "PrepareReport", out: Path) -> None:
+def show_prepared(report: "PrepareReport") -> None:
     print_line = Console(highlight=False).print
-    print_line(f"[bold]{out}[/bold] is ready: {report.num_rows:,} lines in {report.seconds:.1f} s")
+    print_line(f"[bold]{report.out}[/bold] is ready: {report.num_rows:,} lines in {report.seconds:.1f} s")
     table = _pairs()
     for split, num in report.num_samples.items():
         table.add_row(split, f"{num:,} samples")

@@ -48,10 +48,11 @@ class Description:
 def read_description(directory: Path) -> Description:
     """Read `dataset.json`. Raises if it is missing, damaged or of another format."""
     content = _read(directory)
+    path = directory / DESCRIPTION
     try:
         schema = _read_schema(content["schema"])
         names = content.get("vocabularies", {})
-        return Description(
+        description = Description(
             directory,
             name=str(content["name"]),
             schema=schema,
@@ -66,8 +67,11 @@ def read_description(directory: Path) -> Description:
             },
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        path = directory / DESCRIPTION
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): prepare the data again") from error
+    for name in description.all_files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{path} names the file {name!r}, which is outside its directory: prepare the data again")
+    return description
 
 
 def check_sizes(description: Description) -> None:

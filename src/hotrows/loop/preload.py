@@ -43,10 +43,9 @@ def pin(scheduler: Scheduler, rows: Tensor) -> None:
             assert ticket.plan is not None
             row_slots = ticket.plan.row_slots
             if ticket.counts.overflow:
-                raise ValueError(
-                    f"{ticket.counts.unique:,} rows to pin, but {ticket.counts.overflow:,} of them find no slot in a "
-                    f"cache of {cache.num_slots:,}: pin fewer rows or make the cache larger"
-                )
+                in_cache = (row_slots >= 0) & (row_slots < cache.num_slots)  # the others are in the overflow buffer
+                pinned_again = int(pinned[row_slots[in_cache]].sum())
+                raise ValueError(_why_not_pinned(scheduler, ticket, cache.num_pinned - pinned_again))
             scheduler.streams.submit_plan(lambda: _set(pinned, row_slots)).wait()
             cache.num_pinned = int(pinned.sum())
         finally:
@@ -67,6 +66,28 @@ def _bring_in(scheduler: Scheduler, rows: Tensor) -> BatchTicket:
     ticket = scheduler.announcements.announce_rows(lambda: CheckedRows(rows))
     scheduler.plan_now(ticket, Placement.SPILL)
     return ticket
+
+
+def _why_not_pinned(scheduler: Scheduler, ticket: BatchTicket, num_others: int) -> str:
+    """The error message for rows to pin that found no slot, while `num_others` other rows are pinned already."""
+    cache, counts = scheduler.cache, ticket.counts
+    assert counts is not None
+    num_batches = len(scheduler.in_flight) - (ticket in scheduler.in_flight)
+    if num_batches and cache.planner.any_slot and counts.unique + num_others <= cache.num_slots:
+        batches, depth = ("batch", "") if num_batches == 1 else ("batches", "give the loop a smaller depth, ")
+        return (
+            f"{counts.unique:,} rows to pin find no room beside the rows of {num_batches} {batches} in flight in a "
+            f"cache of {cache.num_slots:,}, although they would fit alone: pin them before the lookahead loop begins, "
+            f"{depth}or make the cache larger"
+        )
+    # Of the rows without a slot, some may have none because of batches in flight. They are not the reason here.
+    missing = counts.unique + num_others - cache.num_slots if cache.planner.any_slot else counts.overflow
+    find = "finds" if missing == 1 else "find"
+    already = f" with {num_others:,} other rows pinned already" if num_others else ""
+    return (
+        f"{counts.unique:,} rows to pin, but {missing:,} of them {find} no slot in a cache of "
+        f"{cache.num_slots:,}{already}: pin fewer rows or make the cache larger"
+    )
 
 
 def _set(flags: Tensor, slots: Tensor) -> None:

@@ -135,7 +135,8 @@ class Scheduler:
         """True if a batch, and those it was coalesced with, are certain to fit beside those in flight."""
         num_batches = 1 if ticket.coalesced is None else len(ticket.coalesced.tickets)
         num_rows = num_batches * ticket.unique.rows.numel()
-        return self.in_flight.surely_fits(num_rows, self.cache.num_pinned, self.cache.planner.plan_number + 1)
+        planner = self.cache.planner
+        return planner.any_slot and self.in_flight.surely_fits(num_rows, self.cache.num_pinned, planner.plan_number + 1)
 
     def must_scan_all(self, ticket: BatchTicket) -> bool:
         """True if a range of slots may have too few victims: a plan of this batch was rejected, or slots are pinned."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrows.batch import Jagged
+from hotrows.batch import Jagged, to_tensor
 from hotrows.cache.planning.id_columns import IdColumns
 from hotrows.cache.policies import Policy
 from hotrows.cache.transfer import Transfer
@@ -155,7 +155,10 @@ class EmbeddingBagCollection(CachedModule):
         if not isinstance(ids, Tensor):
             if isinstance(ids, Jagged):
                 return self._jagged(ids)
-            raise ValueError(f"ids are a {type(ids).__name__}, give an int64 [B, F] tensor or a hotrows.Jagged")
+            raise ValueError(
+                f"ids are a {type(ids).__name__}, give a hotrows.Jagged or an int64 [B, F] tensor"
+                f"{to_tensor(ids, 'ids')}"
+            )
         shape = ids.shape
         if len(shape) != 2 or shape[1] != len(self.features):
             raise ValueError(f"ids are {list(ids.shape)}, give [B, {len(self.features)}]: one column per feature")

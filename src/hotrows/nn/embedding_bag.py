@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrows.batch import to_tensor
 from hotrows.cache.policies import Policy
 from hotrows.loop.ticket import CheckedRows
 from hotrows.nn.base import CachedModule
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, check_offsets, on_device, rows_of, with_offsets_checked
-from hotrows.nn.table_set import Ids
+from hotrows.nn.table_set import Ids, described, has_dense_values
 from hotrows.optim import RowOptimizer
 from hotrows.stores import StoreSettings
 from hotrows.table import Init, Table, whole_number
@@ -106,8 +107,11 @@ class EmbeddingBag(CachedModule):
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **arguments: Any) -> "EmbeddingBag":
         """A bag with rows from a [num_embeddings, embedding_dim] tensor. Frozen rows take no optimizer."""
-        if embeddings.dim() != 2:
-            raise ValueError(f"embeddings are {list(embeddings.shape)}, give [num_embeddings, embedding_dim]")
+        if not has_dense_values(embeddings) or embeddings.dim() != 2:
+            raise ValueError(
+                f"embeddings are {described(embeddings)}, give a tensor [num_embeddings, embedding_dim]"
+                f"{to_tensor(embeddings, 'embeddings')}"
+            )
         if freeze and arguments.get("optimizer") is not None:
             raise ValueError("freeze=True takes no optimizer: pass freeze=False to train the rows")
         bag = cls(embeddings.shape[0], embeddings.shape[1], _weight=embeddings, **arguments)
@@ -126,6 +130,11 @@ class EmbeddingBag(CachedModule):
         if per_sample_weights is not None:
             if self.mode != "sum":
                 raise ValueError(f"per_sample_weights go with mode 'sum', this bag has mode {self.mode!r}")
+            if not isinstance(per_sample_weights, Tensor):
+                raise ValueError(
+                    f"per_sample_weights are a {type(per_sample_weights).__name__}, give a tensor"
+                    f"{to_tensor(per_sample_weights, 'per_sample_weights')}"
+                )
             if per_sample_weights.shape != input.shape:
                 raise ValueError(
                     f"per_sample_weights are {list(per_sample_weights.shape)}, input is {list(input.shape)}: give one "
@@ -162,8 +171,8 @@ class EmbeddingBag(CachedModule):
 
     def _parse(self, input: Tensor, offsets: Tensor | None, *_: Any, ids_alone: bool = False) -> Lookups:
         if not isinstance(input, Tensor) or input.dtype not in (torch.int64, torch.int32):
-            given = input.dtype if isinstance(input, Tensor) else type(input).__name__
-            raise ValueError(f"input is {given}, give ids as an int64 (or int32) tensor")
+            given = input.dtype if isinstance(input, Tensor) else f"a {type(input).__name__}"
+            raise ValueError(f"input is {given}, give ids as an int64 (or int32) tensor{to_tensor(input, 'ids')}")
         if input.dim() == 2:
             if offsets is not None:
                 raise ValueError("offsets go with a one-dimensional input; the bags of a [B, L] input are its rows")
@@ -197,6 +206,8 @@ class EmbeddingBag(CachedModule):
         """Offsets with the end of the last bag."""
         if offsets is None:
             return None
+        if not isinstance(offsets, Tensor):
+            raise ValueError(f"offsets are a {type(offsets).__name__}, give a tensor{to_tensor(offsets, 'offsets')}")
         if offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"offsets are {offsets.dtype} {list(offsets.shape)}, give int64 (or int32) [bags]")
         if self.include_last_offset and offsets.numel() == 0:

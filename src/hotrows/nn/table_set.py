@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -99,9 +99,9 @@ class TableSet:
     def load_weight(self, table: Table, weight: Tensor) -> None:
         """Set all weights of a table."""
         expected = (table.num_rows, self.cache.dim)
-        if not isinstance(weight, Tensor) or tuple(weight.shape) != expected or not weight.is_floating_point():
+        if not has_dense_values(weight) or tuple(weight.shape) != expected or not weight.is_floating_point():
             raise ValueError(
-                f"table {table.name!r}: weight is {_described(weight)}, expected {list(expected)} as a tensor of floats"
+                f"table {table.name!r}: weight is {described(weight)}, expected {list(expected)} as a tensor of floats"
             )
         with self._writing():
             self.set_part(table, WEIGHT, weight.detach())
@@ -118,13 +118,13 @@ class TableSet:
         fields = self.cache.store.layout.state
         expected = ["step", *(field.name for field in fields)]
         if not isinstance(state, Mapping) or set(state) != set(expected):
-            given = sorted(map(str, state)) if isinstance(state, Mapping) else f"no dict but {_described(state)}"
+            given = sorted(map(str, state)) if isinstance(state, Mapping) else f"no dict but {described(state)}"
             raise ValueError(f"state of table {table.name!r} has {given}, expected {sorted(expected)}")
         for field in fields:
             values, shape = state[field.name], (table.num_rows, field.num)
-            if not isinstance(values, Tensor) or values.shape != shape or values.dtype != field.dtype:
+            if not has_dense_values(values) or values.shape != shape or values.dtype != field.dtype:
                 raise ValueError(
-                    f"state of table {table.name!r}: {field.name} is {_described(values)}, expected a tensor "
+                    f"state of table {table.name!r}: {field.name} is {described(values)}, expected a tensor "
                     f"{field.dtype} {list(shape)}"
                 )
         steps = _step_count(table, state["step"])
@@ -151,19 +151,7 @@ class TableSet:
                 f"pin: ids from {int(given.min())} to {int(given.max())}, "
                 f"table {table.name!r} has 0 to {table.num_rows - 1}"
             )
-        num_in_flight = len(self.scheduler.in_flight)
-        try:
-            pin(self.scheduler, on_device(given + self.first_row[table.name], self.cache.device))
-        except ValueError as error:
-            num_rows = int(torch.unique(given).numel())
-            fits_alone = self.cache.planner.any_slot and num_rows + self.cache.num_pinned <= self.cache.num_slots
-            if num_in_flight == 0 or not fits_alone:
-                raise
-            raise ValueError(
-                f"{num_rows:,} rows to pin find no room beside the rows of {num_in_flight} batches in flight in a "
-                f"cache of {self.cache.num_slots:,}, although they would fit alone: pin them before the lookahead "
-                f"loop begins, give the loop a smaller depth, or make the cache larger"
-            ) from error
+        pin(self.scheduler, on_device(given + self.first_row[table.name], self.cache.device))
 
     def _chunks(self, table: Table, first_id: int, end: int) -> Iterator[tuple[slice, slice | Tensor]]:
         """Ids of a table in bounded chunks, each with its rows in the store."""
@@ -201,13 +189,23 @@ def _whole_ids(ids: Ids) -> Tensor:
 
 def _step_count(table: Table, step: object) -> int:
     """The number of steps in a saved state, which has it as a float32 tensor, like `torch.optim`."""
-    given = step.item() if isinstance(step, Tensor) and step.numel() == 1 else step
+    given = step.item() if has_dense_values(step) and step.numel() == 1 else step
     number = float(given) if isinstance(given, Real) and not isinstance(given, bool) else -1.0
     if not math.isfinite(number) or number < 0 or number != int(number):
         raise ValueError(f"state of table {table.name!r}: step is {step!r}, it must be a whole number from 0 up")
     return int(number)
 
 
-def _described(value: object) -> str:
-    """The dtype and the shape of a tensor, or the type of anything else."""
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+def has_dense_values(value: object) -> TypeGuard[Tensor]:
+    """True for a tensor that can be copied from: not a sparse or nested one, and not one of the meta device."""
+    return isinstance(value, Tensor) and not value.is_nested and not value.is_meta and value.layout is torch.strided
+
+
+def described(value: object) -> str:
+    """The dtype and the shape of a tensor, and what it has in place of dense values. The type of anything else."""
+    if not isinstance(value, Tensor) or value.is_nested:
+        return "a nested tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    what = f"{value.dtype} {list(value.shape)}"
+    if value.is_meta:
+        return f"{what} on the device 'meta', where tensors have no values"
+    return what if value.layout is torch.strided else f"{what} with the layout {value.layout} (use to_dense())"

@@ -11,7 +11,7 @@ from hotrows.data.schema import DataSet, Schema
 from hotrows.profile.frequencies import Skew
 from hotrows.profile.lookups import Lookups, RowNumbers, Rows
 from hotrows.profile.miss_ratio import MissRatioCurve, Sampler
-from hotrows.profile.suggest import Suggestion, suggest
+from hotrows.profile.suggest import Suggestion, check_wanted, suggest
 
 TOP_SHARES = (0.001, 0.01, 0.1)
 HOT_SHARE = 0.9  # hot ids are the most frequent ids that together get this share of the accesses
@@ -101,6 +101,7 @@ def profile(
         found.deduplication  # {1024: 0.26, 2048: 0.21, …}
         found.suggestion.rows
     """
+    check_wanted(hit_rate, memory)
     wanted = _num_to_read(dataset, num_samples, batch_size)
     numbers = RowNumbers(dataset.schema)
     sample_rate = _sample_rate(dataset.schema, wanted) if sample_rate is None else sample_rate

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.cache.capacity import cache_rows
+from hotrows.cache.capacity import memory_bytes
 from hotrows.profile.miss_ratio import MissRatioCurve
 
 DEFAULT_HIT_RATE = 0.9
@@ -50,9 +50,8 @@ def suggest(
         memory: bytes, or a text such as "2GB".
         record_bytes: the bytes of a row with its optimizer state.
     """
-    if hit_rate is not None and not 0 < hit_rate < 1:
-        raise ValueError(f"hit_rate is {hit_rate!r}, it must be between 0 and 1: 0.9 for 90%")
-    fits = None if memory is None else _rows_in(memory, num_rows, record_bytes)
+    check_wanted(hit_rate, memory)
+    fits = None if memory is None else _rows_in(memory, record_bytes)
     if hit_rate is None and fits is not None:
         rows, reason = fits, f"all that {_in_words(memory)} hold"
     else:
@@ -61,6 +60,15 @@ def suggest(
             rows, reason = fits, f"all that {_in_words(memory)} hold; {reason} needs {rows:,} rows"
     rows = max(1, min(rows, num_rows))
     return Suggestion(rows, rows / num_rows, rows * record_bytes, 1 - curve.at(rows), reason)
+
+
+def check_wanted(hit_rate: float | None, memory: int | str | None) -> None:
+    """Raise if no cache can be suggested for what is wanted, before any data is read."""
+    if hit_rate is not None and not 0 < hit_rate < 1:
+        raise ValueError(f"hit_rate is {hit_rate!r}, it must be between 0 and 1: 0.9 for 90%")
+    num_bytes = 1 if memory is None else _bytes_of(memory)
+    if num_bytes is None or num_bytes < 1:
+        raise ValueError(f'memory is {memory!r}, give bytes (2_000_000_000) or a text such as "2GB", more than nothing')
 
 
 def _for_hit_rate(curve: MissRatioCurve, wanted: float) -> tuple[int, str]:
@@ -72,14 +80,16 @@ def _for_hit_rate(curve: MissRatioCurve, wanted: float) -> tuple[int, str]:
     return rows, f"the best hit rate, {best:.3f} ({wanted:.4g} is out of reach: every row misses at its first use)"
 
 
-def _rows_in(memory: int | str, num_rows: int, record_bytes: int) -> int:
-    if isinstance(memory, str) and not memory.strip().upper().endswith("B"):
-        raise ValueError(f'memory is {memory!r}, give bytes (2_000_000_000) or a text such as "2GB"')
-    if isinstance(memory, str):
-        return cache_rows(memory, num_rows, record_bytes)
-    if memory < record_bytes:
-        raise ValueError(f"memory is {memory} bytes, which is too little for a single row of {record_bytes} bytes")
-    return memory // record_bytes
+def _rows_in(memory: int | str, record_bytes: int) -> int:
+    num_bytes = _bytes_of(memory)
+    assert num_bytes is not None
+    if num_bytes < record_bytes:
+        raise ValueError(f"memory is {_in_words(memory)}, which is too little for a single row of {record_bytes} bytes")
+    return num_bytes // record_bytes
+
+
+def _bytes_of(memory: int | str) -> int | None:
+    return memory_bytes(memory) if isinstance(memory, str) else memory
 
 
 def _in_words(memory: int | str | None) -> str:

@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from shutil import rmtree
 
+from hotrows.data.directories import check_directory
 from hotrows.runtime.defer_sigint import defer_sigint
 
 CONFIG = "config.json"
@@ -43,17 +44,9 @@ def check_free(out: str | None) -> None:
         return
     if not out:
         raise ValueError("out is empty: name a directory, or leave it out for a new one in runs/")
-    directory = Path(out)
-    check_directory(directory)
+    directory = check_directory(out)
     if directory.exists() and any(directory.iterdir()):
         raise ValueError(f"{directory} exists and is not empty: choose another --out, or remove it")
-
-
-def check_directory(directory: Path) -> None:
-    """Raise if this cannot be a directory, because a file has its name or that of a directory above it."""
-    present = next((path for path in (directory, *directory.parents) if path.exists()), None)
-    if present is not None and not present.is_dir():
-        raise ValueError(f"{present} is a file: choose another --out")
 
 
 def _claim(directory: Path) -> tuple[Path, list[Path]]:

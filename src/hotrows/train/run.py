@@ -14,7 +14,9 @@ import torch
 
 import hotrows
 from hotrows.data.dataset import PreparedDataSet, open_dataset
+from hotrows.data.description import DESCRIPTION
 from hotrows.data.schema import SPLITS, DataSet, Schema
+from hotrows.data.synthetic import PREFIX
 from hotrows.models import make_model
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.stores.memory_checks import available_memory, require_memory
@@ -141,7 +143,7 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     config.check()
     check_optimizers(config)
     saved = load_model(directory)
-    dataset: DataSet = open_dataset(config.data if data is None else data)
+    dataset: DataSet = _open_again(config.data) if data is None else open_dataset(data)
     schema = _schema_of_model(dataset, saved)
     if isinstance(dataset, PreparedDataSet):
         dataset = dataset.with_schema(schema)
@@ -235,6 +237,17 @@ def choose_device(name: str) -> torch.device:
     if found[1] is not None and int(found[1]) >= torch.cuda.device_count():
         raise ValueError(f"device is {name!r}, but PyTorch sees {torch.cuda.device_count()} CUDA device(s)")
     return torch.device(name)
+
+
+def _open_again(name: str) -> DataSet:
+    """The data set of a run. Its configuration has the name as it was given, which may be a relative path."""
+    is_relative = not name.startswith(PREFIX) and not Path(name).is_absolute()
+    if is_relative and not (Path(name) / DESCRIPTION).is_file():
+        raise ValueError(
+            f"there is no data set {name!r} in {Path.cwd()}: the run was trained on it in the directory where it was "
+            f"started, so evaluate from there, or give its path with --data"
+        )
+    return open_dataset(name)
 
 
 def _schema_of_model(dataset: DataSet, saved: dict[str, Any]) -> Schema:

@@ -87,6 +87,11 @@ def load_model(directory: Path) -> dict[str, Any]:
     if not isinstance(saved, dict) or not _is_saved_model(saved):
         expected = ", ".join(_SAVED)
         raise ValueError(f"{path} is not a model that hotrows has saved, it must have {expected}: train it again")
+    for name, num_rows in saved["tables"].items():
+        if num_rows < 1:
+            raise ValueError(
+                f"{path} is damaged: its table {name!r} has {num_rows} rows, not 1 or more: train it again"
+            )
     return saved
 
 

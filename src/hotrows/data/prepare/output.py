@@ -36,7 +36,7 @@ def new_directory(out: Path) -> Iterator[Path]:
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutputError(f"the disk of {out.parent} is full; nothing was written") from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENAMETOOLONG):
             raise OutputError(f"cannot write {out}: {error}") from error
         raise
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 import ibis
 
 import hotrows
+from hotrows.data.directories import check_directory
 from hotrows.data.prepare import expressions
 from hotrows.data.prepare.column_names import file_stems, table_name
 from hotrows.data.prepare.engines import Engine, Part, connect
@@ -33,8 +34,8 @@ Progress = Callable[[str, float], None]
 
 def prepare(
     kind: str,
-    input: Path,
-    out: Path,
+    input: str | Path,
+    out: str | Path,
     *,
     min_count: int = DEFAULTS.min_count,
     split: str = DEFAULTS.split,
@@ -61,9 +62,10 @@ def prepare(
         config: for `table`, the TOML file that names the columns.
         progress: called with the name of the current step and the share of it that is done, 0 to 1.
     """
-    started, input, out = time.perf_counter(), Path(input), Path(out)
+    started = time.perf_counter()
     check_fractions(split, valid, test)
-    _check(min_count, seed, on_error, out)
+    _check(min_count, seed, on_error)
+    input, out = Path(input), _free(out)
     on_progress = progress or (lambda phase, done: None)
     log = open_log(kind, list_files(input), config)
     options = {
@@ -93,7 +95,7 @@ def prepare(
     return PrepareReport(log.name, out, job.num_read, skipped, num_ids, num_samples, seconds)
 
 
-def _check(min_count: int, seed: int, on_error: str, out: Path) -> None:
+def _check(min_count: int, seed: int, on_error: str) -> None:
     if on_error not in ("stop", "skip"):
         raise ValueError(f"unknown on_error {on_error!r}; known: stop, skip")
     if min_count < 1:
@@ -101,8 +103,17 @@ def _check(min_count: int, seed: int, on_error: str, out: Path) -> None:
     for name, number in (("min_count", min_count), ("seed", seed)):
         if abs(number) > LARGEST_NUMBER:
             raise ValueError(f"{name}={number}: must be at most {LARGEST_NUMBER}")
-    if out.exists():
-        raise OutputError(f"{out} exists already: choose another directory, or remove it first")
+
+
+def _free(out: str | Path) -> Path:
+    """The directory, which must not be there yet."""
+    try:
+        directory = check_directory(out)
+    except ValueError as error:
+        raise OutputError(str(error)) from None
+    if directory.exists():
+        raise OutputError(f"{directory} exists already: choose another directory, or remove it first")
+    return directory
 
 
 def open_log(kind: str, paths: tuple[Path, ...], config: Path | None) -> Log:

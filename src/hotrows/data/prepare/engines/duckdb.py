@@ -265,11 +265,11 @@ def _first_that_is_no_number(columns: Sequence[str]) -> str:
 
     DuckDB alone reads 1_000 as 1000. It does so in files too, which is why all columns are read as text.
     """
-    cases = "".join(
-        f" WHEN {_name(column)} <> '' AND (contains({_name(column)}, '_') OR TRY_CAST({_name(column)} AS DOUBLE) IS NULL) "
-        f"THEN {_text(column)}"
-        for column in columns
-    )
+    cases = ""
+    for column in columns:
+        text = _name(column)
+        is_bad = f"{text} <> '' AND (contains({text}, '_') OR TRY_CAST({text} AS DOUBLE) IS NULL)"
+        cases += f" WHEN {is_bad} THEN {_text(column)}"
     return f"CASE{cases} END" if cases else "NULL"
 
 
