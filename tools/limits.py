@@ -28,6 +28,8 @@ REASONS: dict[str, str] = {
     "nn/base.py::CachedModule": "What nn.Module, lookahead and graphed ask of a module, each in a few lines. Forward "
     "passes and tables are objects of their own.",
     "ops/backward_update/kernel.py": _ONE_OPERATION,
+    "runtime/cuda_private.py": "All private calls are in one file, so that one switch turns them off and one test "
+    "finds any other.",
     "dense/linear/kernel_one_output.py::_backward": _KERNEL,
     "ops/backward_update/kernel.py::_blocks": _KERNEL,
     "ops/backward_update/kernel.py::_superblocks": _KERNEL,

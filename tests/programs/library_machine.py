@@ -425,7 +425,7 @@ class LibraryMachine(Machine):
         except hotrows.BadIdError:
             raise
         except ValueError as error:
-            if not re.search("find no (slot|room)", str(error)):
+            if not re.search("finds? no (slot|room)", str(error)):
                 raise
 
     def _copy(self, number: int, how: str) -> None:

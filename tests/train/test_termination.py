@@ -1,5 +1,6 @@
 """Runs that are interrupted: what is on disk is a model of a whole step, or nothing under its final name."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -243,3 +244,24 @@ def test_the_handler_of_sigterm_is_there_only_while_it_trains(tmp_path: Path) ->
     before = signal.getsignal(signal.SIGTERM)
     train(tmp_path / "run", train={"max_steps": 2})
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interrupt_in_a_finalizer_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """Python prints an exception of a finalizer and goes on, so the run has to send the signal to itself again."""
+    run_step = Trainer._step
+
+    class Collected:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def step(trainer: Trainer, batch: Any) -> torch.Tensor:
+        if trainer._log.samples == 0:
+            Collected()
+        time.sleep(0.01)  # the signal comes back from another thread
+        return run_step(trainer, batch)
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr("hotrows.train.trainer.defer_sigint", contextlib.nullcontext)
+    finished = train(tmp_path / "run")
+    assert finished.summary["interrupted"]
+    assert "Traceback" not in capfd.readouterr().err

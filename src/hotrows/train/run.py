@@ -28,7 +28,7 @@ from hotrows.train.observers import MetricsFile, ProgressBar, TensorBoard
 from hotrows.train.optimizers import check_optimizers, make_dense_optimizer, make_row_optimizer
 from hotrows.train.precision import computing_in, set_matmul_precision
 from hotrows.train.save import MODEL_FILE, check_room, load_model, save_model, write_json
-from hotrows.train.termination import sigterm_interrupts
+from hotrows.train.termination import ended_by_signals
 from hotrows.train.timeline import Timeline
 from hotrows.train.trainer import Observer, Outcome, Parts, Trainer, evaluate
 
@@ -60,7 +60,7 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     if data.num_samples("train") == 0:
         raise ValueError(f"{data.name} has no samples in its train split")
     strategy = strategy_of(config, DataKnowledge(data))
-    with sigterm_interrupts(), run_directory(config.out) as directory:
+    with ended_by_signals(), run_directory(config.out) as directory:
         return _run(config, data, device, strategy, directory, trace, progress)
 
 
