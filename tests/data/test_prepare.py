@@ -165,8 +165,8 @@ def test_taobao_histories_are_the_users_past(tmp_path: Path) -> None:
     rows = sorted(rows, key=lambda row: int(row[4]))
     columns = describe(tmp_path / "out")["schema"]["categorical"]
     assert [(column["name"], column["table"], column["max_length"]) for column in columns] == [
-        ("user", "user", 1), ("item", "item", 1), ("category", "category", 1),
-        ("item_history", "item", 20), ("category_history", "category", 20),
+        ("user", "user", 1), ("item", "item", 1), ("item_history", "item", 20),
+        ("category", "category", 1), ("category_history", "category", 20),
     ]  # fmt: skip
     ids = {value: id for value, id, _ in read_vocabulary(tmp_path / "out", "item") if value is not None}
     past: dict[str, list[int]] = {}

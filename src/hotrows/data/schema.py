@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hotrows.batch import Batch
+from hotrows.table import Table
 
 SPLITS = ("train", "valid", "test")
 
@@ -36,11 +37,19 @@ class Column:
 class Schema:
     """The columns of a data set, in the order of `Batch.dense` and `Batch.ids`.
 
+    Categorical columns that share a table stand together, behind the first of them, whatever order they are given in:
+    embedding bags have the columns of a table together too. Otherwise their order is kept.
+
     `Batch.ids` is int64 [B, F] if every column has one id, else a `Jagged`.
     """
 
     dense: tuple[str, ...]
     categorical: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        tables = list(dict.fromkeys(column.table for column in self.categorical))
+        ordered = sorted(self.categorical, key=lambda column: tables.index(column.table))
+        object.__setattr__(self, "categorical", tuple(ordered))
 
     @property
     def has_sequences(self) -> bool:
@@ -53,6 +62,14 @@ class Schema:
         for column in self.categorical:
             found[column.table] = max(column.num_ids, found.get(column.table, 0))
         return found
+
+    @property
+    def embedding_tables(self) -> list[Table]:
+        """The tables for an `EmbeddingBagCollection`, whose features are the categorical columns in their order."""
+        features: dict[str, list[str]] = {}
+        for column in self.categorical:
+            features.setdefault(column.table, []).append(column.name)
+        return [Table(name, rows, features=tuple(features[name])) for name, rows in self.tables.items()]
 
 
 class Loader(Protocol):

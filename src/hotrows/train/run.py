@@ -21,7 +21,6 @@ from hotrows.models import make_model
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.stores.memory_checks import available_memory, require_memory
 from hotrows.strategies import DataKnowledge, Strategy, make_strategy
-from hotrows.table import Table
 from hotrows.train.config import RunConfig
 from hotrows.train.directory import CONFIG, METRICS, TENSORBOARD, check_free, run_directory
 from hotrows.train.observers import MetricsFile, ProgressBar, TensorBoard
@@ -116,18 +115,8 @@ def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Str
     torch.manual_seed(config.seed)
     set_matmul_precision(config.train.precision)
     model = make_model(config.model.name, len(schema.dense), len(schema.categorical), config.model.dim).to(device)
-    features: dict[str, list[str]] = {}
-    for column in schema.categorical:
-        features.setdefault(column.table, []).append(column.name)
-    tables = [Table(name, rows, features=tuple(features[name])) for name, rows in schema.tables.items()]
-    order = [name for table in tables for name in table.feature_names]
-    if order != [column.name for column in schema.categorical]:
-        raise ValueError(
-            f"columns that share a table must stand together in the data set, but they are in the order "
-            f"{', '.join(column.name for column in schema.categorical)}; expected {', '.join(order)}"
-        )
     rows = make_row_optimizer(config.optimizer)
-    bags = strategy.make_bags(tables, model.embedding_dim, rows, device, config.seed)
+    bags = strategy.make_bags(schema.embedding_tables, model.embedding_dim, rows, device, config.seed)
     return Parts(model, bags, make_dense_optimizer(config.dense_optimizer, model.parameters()), device)
 
 

@@ -90,9 +90,8 @@ def prepare(
         description["source"] |= {"kind": kind, "options": options, "engine": engine}
         write_description(directory, description)
     on_progress("finishing", 1.0)
-    num_ids = {column.name: column.num_ids for column in schema.categorical}
     skipped, seconds = tuple(job.skipped), time.perf_counter() - started
-    return PrepareReport(log.name, out, job.num_read, skipped, num_ids, num_samples, seconds)
+    return PrepareReport(log.name, out, job.num_read, skipped, schema.tables, num_samples, seconds)
 
 
 def _check(min_count: int, seed: int, on_error: str) -> None:

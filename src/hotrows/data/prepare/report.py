@@ -18,6 +18,13 @@ class Skipped:
 
 @dataclass(frozen=True)
 class PrepareReport:
+    """What `prepare` has made.
+
+    Args:
+        num_rows: the lines that were read, the skipped ones included.
+        num_ids: the rows of each table. A table that several columns share is there once.
+    """
+
     name: str
     out: Path
     num_rows: int
