@@ -142,7 +142,7 @@ def test_its_settings_are_in_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = call("train", "--help").stdout
     for text in (
         "reversed", "Trains every block of batches in reverse order.", "[reversed]", "block = 4",
-        "How many batches are reversed together.", "note = (unset)",
+        "How many batches are reversed together.", "note = (left out)",
     ):  # fmt: skip
         assert text in shown
 

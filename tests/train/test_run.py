@@ -193,7 +193,7 @@ def test_bad_runs_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="exists and is not empty"):
         train(tmp_path / "full")
     for changes, message in [
-        ({"strategy": "magic"}, "strategy is 'magic': known are device, freqcache, heca"),
+        ({"strategy": "magic"}, "strategy is 'magic': known are lookahead, freqcache, heca"),
         ({"data": "synthetic:nothing"}, "nothing"),
         ({"train": {"precision": "bf16"}}, "precision is 'bf16', which is for CUDA"),
     ]:

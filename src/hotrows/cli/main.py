@@ -3,15 +3,16 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from hotrows.cli.errors import reported_plainly
 from hotrows.cli.reproduce import reproduce
-from hotrows.cli.strategy_help import TrainCommand
+from hotrows.cli.train_help import SETTINGS, TrainCommand
 from hotrows.cli.verify import verify
-from hotrows.data.prepare_defaults import DEFAULTS
+from hotrows.data.prepare_defaults import DEFAULTS, PrepareDefaults
+from hotrows.options import find_option
 
 app = typer.Typer(
     help="Train click models whose embedding tables are far larger than the device's memory, exactly.",
@@ -20,7 +21,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+T = TypeVar("T")
+Setting = Annotated[T | None, typer.Option()]  # a setting of a run file, whose help `TrainCommand` adds
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, for machines.")]
+
+
+def _prepare_help(name: str) -> str:
+    return find_option(PrepareDefaults, name).full_help
 
 
 @app.command()
@@ -29,22 +36,14 @@ def prepare(
     input: Annotated[Path, typer.Argument(help="The log: a file (plain or .gz), or a directory of days.")],
     out: Annotated[str, typer.Option(help="Where the data set goes; must not exist.")],
     config: Annotated[Path | None, typer.Option(help="For table: a TOML file that names the columns.")] = None,
-    min_count: Annotated[
-        int, typer.Option(help="Values seen less often in training share one id, 'rare'.")
-    ] = DEFAULTS.min_count,
-    split: Annotated[
-        str, typer.Option(help="How to split: time (the last part is the test), day (the last day is), or random.")
-    ] = DEFAULTS.split,
-    valid: Annotated[float, typer.Option(help="Share of the samples for validation.")] = DEFAULTS.valid,
-    test: Annotated[float, typer.Option(help="Share of the samples for the test.")] = DEFAULTS.test,
-    seed: Annotated[int, typer.Option(help="Seed of a random split.")] = DEFAULTS.seed,
-    engine: Annotated[str, typer.Option(help="duckdb, or spark for logs that outgrow one machine.")] = DEFAULTS.engine,
-    memory_limit: Annotated[
-        str, typer.Option(help="Memory the engine may take; the rest goes to disk.")
-    ] = DEFAULTS.memory_limit,
-    on_error: Annotated[
-        str, typer.Option(help="What to do with bad lines: stop, or skip and count them.")
-    ] = DEFAULTS.on_error,
+    min_count: Annotated[int, typer.Option(help=_prepare_help("min_count"))] = DEFAULTS.min_count,
+    split: Annotated[str, typer.Option(help=_prepare_help("split"))] = DEFAULTS.split,
+    valid: Annotated[float, typer.Option(help=_prepare_help("valid"))] = DEFAULTS.valid,
+    test: Annotated[float, typer.Option(help=_prepare_help("test"))] = DEFAULTS.test,
+    seed: Annotated[int, typer.Option(help=_prepare_help("seed"))] = DEFAULTS.seed,
+    engine: Annotated[str, typer.Option(help=_prepare_help("engine"))] = DEFAULTS.engine,
+    memory_limit: Annotated[str, typer.Option(help=_prepare_help("memory_limit"))] = DEFAULTS.memory_limit,
+    on_error: Annotated[str, typer.Option(help=_prepare_help("on_error"))] = DEFAULTS.on_error,
     as_json: JsonFlag = False,
 ) -> None:
     """Turn a click log into a data set: Parquet shards, a vocabulary and counts."""
@@ -100,36 +99,32 @@ def profile(
 @app.command(cls=TrainCommand)
 def train(
     run: Annotated[Path | None, typer.Argument(help="A run file (TOML). The options below overrule it.")] = None,
-    data: Annotated[str | None, typer.Option(help="A prepared directory, or synthetic:criteo-kaggle.")] = None,
-    model: Annotated[str | None, typer.Option(help="dlrm, dlrm:freqcache, wide-deep, deepfm, dcn, dcn-v2, …")] = None,
-    dim: Annotated[int | None, typer.Option(help="Width of the embedding rows.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="How rows get to the device.")] = None,
-    cache: Annotated[str | None, typer.Option(help="Rows on the device: 500000, 1.5% or 2GB.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Which rows stay: lookahead, lru, lfu, frequency, random.")] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="Optimizer of the rows: sgd, adagrad, row-wise-adagrad, adam.")
-    ] = None,
+    data: Setting[str] = None,
+    model: Setting[str] = None,
+    dim: Setting[int] = None,
+    strategy: Setting[str] = None,
+    cache: Setting[str] = None,
+    policy: Setting[str] = None,
+    optimizer: Setting[str] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the rows and of the dense part.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training split.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything that is random.")] = None,
-    out: Annotated[str | None, typer.Option(help="The run directory; by default a new one in runs/.")] = None,
+    batch_size: Setting[int] = None,
+    epochs: Setting[int] = None,
+    max_steps: Setting[int] = None,
+    device: Setting[str] = None,
+    seed: Setting[int] = None,
+    out: Setting[str] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write trace.json, a timeline for Perfetto.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a model, evaluate it, and write a run directory with a report."""
     with reported_plainly():
-        config = _configured(
-            run,
-            {
-                "data": data, "strategy": strategy, "device": device, "seed": seed, "out": out, "model.name": model,
-                "model.dim": dim, "cache.size": cache, "cache.policy": policy, "optimizer.name": optimizer,
-                "optimizer.lr": lr, "dense_optimizer.lr": lr, "train.batch_size": batch_size, "train.epochs": epochs,
-                "train.max_steps": max_steps,
-            },
-        )  # fmt: skip
+        given = {
+            "data": data, "model": model, "dim": dim, "strategy": strategy, "cache": cache, "policy": policy,
+            "optimizer": optimizer, "batch_size": batch_size, "epochs": epochs, "max_steps": max_steps,
+            "device": device, "seed": seed, "out": out,
+        }  # fmt: skip
+        overrules = {SETTINGS[name]: value for name, value in given.items()}
+        config = _configured(run, overrules | {"optimizer.lr": lr, "dense_optimizer.lr": lr})
         from hotrows.train.run import run as run_training
 
         finished = run_training(config, trace=trace)

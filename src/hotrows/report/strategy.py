@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from hotrows.options import describe_options
 from hotrows.report.run import Run
 from hotrows.strategies import STRATEGIES, Strategy
-from hotrows.strategies.options import describe_options
 
 
 def describe_strategy(run: Run) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hotrows.reproduce.experiment import NOT_READABLE, Claim, Column, Experiment
 from hotrows.reproduce.ids import NAMES
 from hotrows.strategies.base import CacheSettings
 from hotrows.strategies.freqcache import FreqCacheOptions
-from hotrows.train.config import ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from hotrows.train.config import DenseOptimizerConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def runs_of(case: Case, bench: Bench) -> dict[str, Trained]:
     base = RunConfig(
         model=ModelConfig("dlrm:freqcache", bench.scale.dim),
         optimizer=OptimizerConfig("sgd", lr),
-        dense_optimizer=OptimizerConfig("sgd", lr),
+        dense_optimizer=DenseOptimizerConfig("sgd", lr),
         train=TrainConfig(batch_size=batch_size),
         options={"freqcache": FreqCacheOptions(buffer_rows=buffer_rows(case, bench))},
     )

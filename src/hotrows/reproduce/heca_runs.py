@@ -5,7 +5,7 @@ from typing import Any
 
 from hotrows.reproduce.bench import Bench, Trained
 from hotrows.strategies.base import CacheSettings
-from hotrows.train.config import ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from hotrows.train.config import DenseOptimizerConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 
 SHAPE = "criteo-kaggle"
 DIM = 96
@@ -25,7 +25,7 @@ def train(bench: Bench, strategy: str, batch_size: int, cache_rows: int = DEFAUL
         model=ModelConfig("wide-deep", bench.scale.dim or DIM),
         cache=CacheSettings(size=rows) if cached else CacheSettings(),
         optimizer=OptimizerConfig("sgd", LR),
-        dense_optimizer=OptimizerConfig("sgd", LR),
+        dense_optimizer=DenseOptimizerConfig("sgd", LR),
         train=TrainConfig(batch_size=size),
     )
     what = f"{strategy}, batch {size:,}" + (f", {rows:,} rows" if cached else "")

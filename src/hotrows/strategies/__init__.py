@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
+from hotrows.options import option as option
 from hotrows.strategies.base import CacheSettings as CacheSettings
 from hotrows.strategies.base import Strategy as Strategy
 from hotrows.strategies.baselines import DeviceStrategy, HostStrategy
@@ -11,7 +12,6 @@ from hotrows.strategies.data_knowledge import KnownCounts as KnownCounts
 from hotrows.strategies.freqcache import FreqCacheStrategy
 from hotrows.strategies.heca import HecaStrategy
 from hotrows.strategies.lookahead import LookaheadStrategy
-from hotrows.strategies.options import option as option
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "lookahead": LookaheadStrategy,

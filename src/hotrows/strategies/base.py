@@ -8,23 +8,38 @@ from typing import Any
 import torch
 
 from hotrows.batch import Batch
+from hotrows.cache.indexes import INDEXES
+from hotrows.cache.policies import POLICIES
+from hotrows.cache.policies.next_use import WINDOW_LIMIT
 from hotrows.data.schema import Loader
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
+from hotrows.options import option
 from hotrows.strategies.data_knowledge import DataKnowledge
-from hotrows.strategies.options import NoOptions, option
 from hotrows.table import Table
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Section [cache] of a run file: the settings of the cache. A strategy may overrule some of them."""
+    """Section [cache]: the settings of the cache. A strategy may overrule some of them."""
 
-    size: int | str = option("1.5%", 'Rows on the device: a number (500000), a share ("1.5%") or memory ("2GB").')
-    policy: str = option("lookahead", "Which rows stay: lookahead, lru, lfu, frequency or random.")
-    index: str = option("auto", "How a row's slot is found: auto, direct, hash or set-associative.")
-    depth: int = option(4, "How many batches ahead rows are moved.")
-    window: int = option(32, "How many batches ahead the policy knows the ids, the current batch included.")
+    size: int | str = option(
+        "1.5%", "Rows on the device.", also='a number (500000), a share ("1.5%") or memory ("2GB")'
+    )
+    policy: str = option("lookahead", "Which rows stay.", choices=POLICIES)
+    index: str = option("auto", "How a row's slot is found.", choices=("auto", *INDEXES))
+    depth: int = option(4, "How many batches ahead rows are moved.", least=0)
+    window: int = option(
+        32,
+        "How many batches ahead the policy knows the ids, the current batch included.",
+        least=1,
+        most=WINDOW_LIMIT,
+    )
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a strategy that has no settings of its own. Such a strategy has no section in a run file."""
 
 
 class Strategy(ABC):

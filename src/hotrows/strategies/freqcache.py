@@ -12,9 +12,9 @@ from hotrows.cache.transfer import BlockTransmitter
 from hotrows.loop.preload import preload_hottest
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
+from hotrows.options import check_options, option
 from hotrows.stores.row_order import RowOrder
 from hotrows.strategies.base import Strategy
-from hotrows.strategies.options import option
 from hotrows.table import Table
 
 
@@ -22,20 +22,20 @@ from hotrows.table import Table
 class FreqCacheOptions:
     """Section [freqcache] of a run file. The defaults are the published values."""
 
-    warmup_ratio: float = option(0.7, "Share of the slots that are filled with the hottest rows before training.")
-    buffer_rows: int = option(50_000, "The most rows that are copied at once; more go in several passes.")
+    warmup_ratio: float = option(
+        0.7, "Share of the slots that are filled with the hottest rows before training.", least=0, most=1
+    )
+    buffer_rows: int = option(50_000, "The most rows that are copied at once; more go in several passes.", least=1)
     sample: float | None = option(
-        None, "Share of the training samples on which frequencies are counted; unset, the data set's own counts."
+        None,
+        "Share of the training samples on which frequencies are counted; left out, the data set's own counts.",
+        above=0,
+        most=1,
     )
     sample_seed: int = option(0, "Seed of that sample.")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup_ratio <= 1:
-            raise ValueError(f"freqcache.warmup_ratio is {self.warmup_ratio}, it must be from 0 to 1")
-        if self.buffer_rows < 1:
-            raise ValueError(f"freqcache.buffer_rows is {self.buffer_rows}, it must be 1 or more")
-        if self.sample is not None and not 0 < self.sample <= 1:
-            raise ValueError(f"freqcache.sample is {self.sample}, it must be more than 0 and at most 1")
+        check_options(self, "freqcache")
 
 
 class FreqCacheStrategy(Strategy):

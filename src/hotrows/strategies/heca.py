@@ -23,17 +23,15 @@ from hotrows.loop.lookahead import lookahead
 from hotrows.loop.ticket_updates import read_rows_early
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
+from hotrows.options import check_options, option
 from hotrows.strategies.base import CacheSettings, Strategy
 from hotrows.strategies.data_knowledge import DataKnowledge
 from hotrows.strategies.hot_set import HotSet, TableCost, check_threshold, choose_hot
-from hotrows.strategies.options import option
 from hotrows.strategies.stage_times import StageTimer, StageTimes
 from hotrows.table import Table
 
 logger = logging.getLogger("hotrows")
 
-CONSISTENCIES = ("exact", "stale")
-VICTIMS = ("lfu", "lru")
 DEPTH = 1  # the rows of the next batch are fetched while the current batch trains
 HASTE = 2.0  # moves must finish in the part of the current batch's time that planning leaves, so they are hurried
 WINDOW = 4  # batches read ahead from the loader, so that plans are made one or two iterations before their moves
@@ -45,35 +43,36 @@ class HecaOptions:
 
     hot: int | str = option(
         "90%",
-        "Which rows are hot: those that occur at least this often in the sample (10), the most frequent ones that get "
-        'this share of its accesses ("90%"), or as many of them as fit into this much memory ("256MB").',
+        "Which rows are hot.",
+        also="rows that occur at least this often in the sample (10), the most frequent rows that get this share of "
+        'its accesses ("90%"), or as many of them as fit into this much memory ("256MB")',
     )
-    sample: float = option(0.05, "Share of the training samples on which frequencies are counted.")
+    sample: float = option(
+        0.05, "Share of the training samples on which frequencies are counted: 0.05 for 5%.", above=0, most=1
+    )
     sample_seed: int = option(0, "Seed of that sample.")
     dynamic: float = option(
-        0.5, "Least share of the cache for rows that are not hot. Hot rows that do not fit into the rest are left out."
+        0.5,
+        "Least share of the cache for rows that are not hot. Hot rows that do not fit into the rest are left out.",
+        above=0,
+        most=1,
     )
     victims: str = option(
         "lfu",
         'Which row is evicted first: "lfu", the one looked up least often since it was fetched, which suits most click '
         'logs, or "lru", the least recently used one, for logs whose users and items change.',
+        choices=("lfu", "lru"),
     )
     consistency: str = option(
         "exact",
         '"exact", or as published "stale": the rows of the next batch are read when they are fetched, before the '
         "current batch has updated them.",
+        choices=("exact", "stale"),
     )
 
     def __post_init__(self) -> None:
         check_threshold(self.hot)
-        if not 0 < self.sample <= 1:
-            raise ValueError(f"heca.sample is {self.sample}, it must be above 0 and at most 1: 0.05 for 5%")
-        if not 0 < self.dynamic <= 1:
-            raise ValueError(f"heca.dynamic is {self.dynamic}, it must be above 0 and at most 1: 0.5 for half")
-        if self.victims not in VICTIMS:
-            raise ValueError(f"heca.victims is {self.victims!r}: known are {', '.join(VICTIMS)}")
-        if self.consistency not in CONSISTENCIES:
-            raise ValueError(f"heca.consistency is {self.consistency!r}: known are {', '.join(CONSISTENCIES)}")
+        check_options(self, "heca")
 
 
 class HecaStrategy(Strategy):

@@ -2,44 +2,48 @@
 
 import dataclasses
 import tomllib
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hotrows.cache.capacity import check_cache
-from hotrows.cache.indexes import check_index
-from hotrows.cache.policies import make_policy
-from hotrows.cache.policies.next_use import WINDOW_LIMIT
+from hotrows.data.shapes import SHAPES
+from hotrows.data.synthetic import PREFIX
 from hotrows.models import MODELS
 from hotrows.optim import OPTIMIZERS
-from hotrows.strategies import option_sections, strategy_type
-from hotrows.strategies.base import CacheSettings
-from hotrows.table import whole_number
+from hotrows.options import check_options, option
+from hotrows.strategies import STRATEGIES, CacheSettings, option_sections
 from hotrows.train.read_dataclass import read_dataclass, read_section, refuse_unknown_keys
 
 LARGEST_DIM = 2**31 - 1
 PRECISIONS = ("fp32", "tf32", "bf16")
 DECAYS = ("none", "linear", "cosine")
+_SYNTHETIC = ", ".join(PREFIX + name for name in SHAPES)
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
 
 
 @dataclass
 class ModelConfig:
-    name: str = "dlrm"
-    dim: int | None = None  # the width of the embedding rows; None takes the model's default
+    """Section [model]: the model that trains on top of the embedding bags."""
+
+    name: str = option("dlrm", "The model.", choices=MODELS)
+    dim: int | None = option(
+        None, "The width of the embedding rows. Left out, the model's own.", least=1, most=LARGEST_DIM
+    )
 
 
 @dataclass
 class OptimizerConfig:
-    """The optimizer of the rows, or of the dense part. A setting that is None keeps the optimizer's own default."""
+    """Section [optimizer]: the optimizer of the embedding rows. What is left out has the optimizer's own default."""
 
-    name: str = "sgd"
-    lr: float = 0.1
-    weight_decay: float | None = None
-    eps: float | None = None
-    initial_accumulator_value: float | None = None
-    betas: list[float] | None = None
+    name: str = option("sgd", "The optimizer.", choices=OPTIMIZERS)
+    lr: float = option(0.1, "The learning rate.")
+    weight_decay: float | None = option(None, "The factor of the L2 penalty.")
+    eps: float | None = option(None, "What is added to a denominator so that it is not 0.")
+    initial_accumulator_value: float | None = option(None, "Where Adagrad's sums of squared gradients begin.")
+    betas: list[float] | None = option(None, "Adam's two decay rates, such as [0.9, 0.999].")
 
     def arguments(self) -> dict[str, Any]:
         given = {key: value for key, value in dataclasses.asdict(self).items() if key != "name" and value is not None}
@@ -49,48 +53,64 @@ class OptimizerConfig:
 
 
 @dataclass
-class ScheduleConfig:
-    """The learning rates rise linearly during the warm-up, and then decay to `end` times their value."""
+class DenseOptimizerConfig(OptimizerConfig):
+    """Section [dense_optimizer]: the optimizer of all other parameters, one of torch.optim."""
 
-    warmup_steps: int = 0
-    decay: str = "none"
-    end: float = 0.0
+    name: str = option("sgd", "The optimizer.", choices=DENSE_OPTIMIZERS)
+
+
+@dataclass
+class ScheduleConfig:
+    """Section [schedule]: both learning rates rise linearly during the warm-up, and then decay."""
+
+    warmup_steps: int = option(0, "In how many steps they rise from 0.", least=0)
+    decay: str = option("none", "How they decay from then to the last step.", choices=DECAYS)
+    end: float = option(0.0, "The share of a learning rate that is left at the last step.", least=0)
 
 
 @dataclass
 class TrainConfig:
-    batch_size: int = 2048
-    epochs: int = 1
-    max_steps: int | None = None
-    eval_every: int | None = None  # in steps; None evaluates at the end of every epoch
-    eval_batch_size: int = 8192
-    log_every: int = 20
-    precision: str = "fp32"
-    graphs: bool = True  # on CUDA, replay the training step from CUDA graphs
-    shuffle: bool = False
+    """Section [train]: how long to train, on what batches, and when to evaluate."""
+
+    batch_size: int = option(2048, "Samples per step.", least=1)
+    epochs: int = option(1, "Passes over the training split.", least=1)
+    max_steps: int | None = option(None, "Stop after this many steps. Left out, after the last epoch.", least=1)
+    eval_every: int | None = option(
+        None, "Evaluate on the validation split each time after this many steps. Left out, after each epoch.", least=1
+    )
+    eval_batch_size: int = option(8192, "Samples per batch of an evaluation.", least=1)
+    log_every: int = option(20, "Record the loss each time after this many steps.", least=1)
+    precision: str = option("fp32", "The precision of the dense part; tf32 and bf16 on CUDA only.", choices=PRECISIONS)
+    graphs: bool = option(True, "On CUDA, replay the training step from CUDA graphs.")
+    shuffle: bool = option(False, "Draw the order of the training samples anew in each epoch.")
 
 
 @dataclass
 class RunConfig:
-    """Everything that decides the result of a run, and where it is written.
+    """The top of a run file: the data, and what concerns the run as a whole.
 
     Attributes:
         options: the settings of strategies, by the strategy's name. In a run file each of them is a section of that
             name, such as [heca]. A strategy that is missing here has its defaults.
     """
 
-    data: str = ""
-    out: str | None = None
-    seed: int = 0
-    device: str = "auto"
-    strategy: str = "lookahead"
+    data: str = option("", "The data to train on.", also=f"a prepared directory, {_SYNTHETIC}")
+    out: str | None = option(None, "The run directory. Left out, a new one in runs/.")
+    seed: int = option(0, "The seed of everything that is random.", least=-(2**63), most=2**63 - 1)
+    device: str = option(
+        "auto",
+        "Where to train; auto is CUDA where there is a device.",
+        choices=("auto", "cpu", "cuda"),
+        also="a device by its number, such as cuda:0",
+    )
+    strategy: str = option("lookahead", "How rows get to the device.", choices=STRATEGIES)
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheSettings = field(default_factory=CacheSettings)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    dense_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    dense_optimizer: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    save: bool = True  # write the trained model into the run directory, for `hotrows evaluate`
+    save: bool = option(True, "Write the trained model into the run directory, for `hotrows evaluate`.")
     options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -123,40 +143,21 @@ class RunConfig:
         """Raise if a setting is out of range or unknown, before anything is read or allocated."""
         if not self.data:
             raise ValueError("data: name a prepared directory or synthetic:criteo-kaggle, synthetic:avazu, …")
-        strategy_type(self.strategy)
+        check_options(self)
+        for name in sections():
+            settings = getattr(self, name, None) or self.options.get(name)
+            if settings is not None:
+                check_options(settings, name)
         check_cache(self.cache.size)
-        make_policy(self.cache.policy)
-        check_index(self.cache.index)
-        whole_number(self.seed, "seed", least=-(2**63), most=2**63 - 1)
-        whole_number(self.cache.window, "cache.window", most=WINDOW_LIMIT)
-        for name, value, lowest in (
-            ("model.dim", self.model.dim, 1),
-            ("train.batch_size", self.train.batch_size, 1),
-            ("train.epochs", self.train.epochs, 1),
-            ("train.max_steps", self.train.max_steps, 1),
-            ("train.eval_every", self.train.eval_every, 1),
-            ("train.eval_batch_size", self.train.eval_batch_size, 1),
-            ("train.log_every", self.train.log_every, 1),
-            ("cache.depth", self.cache.depth, 0),
-            ("schedule.warmup_steps", self.schedule.warmup_steps, 0),
-            ("schedule.end", self.schedule.end, 0),
-        ):
-            if value is not None and value < lowest:
-                raise ValueError(f"{name} is {value}, it must be {lowest} or more")
-        if self.model.dim is not None and self.model.dim > LARGEST_DIM:
-            raise ValueError(f"model.dim is {self.model.dim}, it must be {LARGEST_DIM} or less")
         for name, betas in (("optimizer", self.optimizer.betas), ("dense_optimizer", self.dense_optimizer.betas)):
             if betas is not None and len(betas) != 2:
                 raise ValueError(f"{name}.betas are {betas}, give two numbers")
-        for name, chosen, known in (
-            ("model.name", self.model.name, MODELS),
-            ("optimizer.name", self.optimizer.name, OPTIMIZERS),
-            ("train.precision", self.train.precision, PRECISIONS),
-            ("schedule.decay", self.schedule.decay, DECAYS),
-            ("dense_optimizer.name", self.dense_optimizer.name, DENSE_OPTIMIZERS),
-        ):
-            if chosen not in known:
-                raise ValueError(f"{name} is {chosen!r}: known are {', '.join(known)}")
+
+
+def sections() -> dict[str, type[Any]]:
+    """The sections of a run file, by name: those that every run has, and those of the strategies."""
+    hints: dict[str, type[Any]] = typing.get_type_hints(RunConfig)
+    return {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)} | option_sections()
 
 
 def read_run(path: Path) -> RunConfig:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hotrows.optim import RowOptimizer, make_optimizer
-from hotrows.train.config import OptimizerConfig, RunConfig
+from hotrows.train.config import DenseOptimizerConfig, OptimizerConfig, RunConfig
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 DENSE: dict[str, MakeOptimizer] = {
@@ -31,7 +31,9 @@ def make_row_optimizer(config: OptimizerConfig) -> RowOptimizer:
         raise ValueError(f"[optimizer]: {error}") from None
 
 
-def make_dense_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def make_dense_optimizer(
+    config: DenseOptimizerConfig, parameters: Iterable[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
     make, given = DENSE[config.name], config.arguments()
     unknown = sorted(set(given) - _settings_of(make, set(given)))
     if unknown:

@@ -22,12 +22,12 @@ from hotrows.data.prepare.order import is_sorted
 from hotrows.data.prepare.output import new_directory, write_description
 from hotrows.data.prepare.report import PrepareReport, Skipped
 from hotrows.data.prepare.splits import Splits, at_random, before, by_time, check_fractions
-from hotrows.data.prepare_defaults import DEFAULTS
+from hotrows.data.prepare_defaults import DEFAULTS, PrepareDefaults
 from hotrows.data.schema import SPLITS, Column, Schema
+from hotrows.options import check_options
 
 KINDS = ("criteo", "avazu", "taobao", "table")
 ROWS_PER_SHARD = 1 << 20
-LARGEST_NUMBER = 2**31 - 1
 
 Progress = Callable[[str, float], None]
 
@@ -63,15 +63,14 @@ def prepare(
         progress: called with the name of the current step and the share of it that is done, 0 to 1.
     """
     started = time.perf_counter()
-    check_fractions(split, valid, test)
-    _check(min_count, seed, on_error)
+    chosen = PrepareDefaults(min_count, split, valid, test, seed, engine, memory_limit, on_error)
+    check_options(chosen)
+    check_fractions(valid, test)
     input, out = Path(input), _free(out)
     on_progress = progress or (lambda phase, done: None)
     log = open_log(kind, list_files(input), config)
-    options = {
-        "min_count": min_count, "split": split, "valid": valid, "test": test, "seed": seed, "on_error": on_error,
-        "memory_limit": memory_limit,
-    }  # fmt: skip
+    options = asdict(chosen)
+    del options["engine"]
     with new_directory(out) as directory:
         work = directory / "work"
         running = connect(engine, memory_limit, work)
@@ -92,16 +91,6 @@ def prepare(
     on_progress("finishing", 1.0)
     skipped, seconds = tuple(job.skipped), time.perf_counter() - started
     return PrepareReport(log.name, out, job.num_read, skipped, schema.tables, num_samples, seconds)
-
-
-def _check(min_count: int, seed: int, on_error: str) -> None:
-    if on_error not in ("stop", "skip"):
-        raise ValueError(f"unknown on_error {on_error!r}; known: stop, skip")
-    if min_count < 1:
-        raise ValueError(f"min_count={min_count}: must be at least 1")
-    for name, number in (("min_count", min_count), ("seed", seed)):
-        if abs(number) > LARGEST_NUMBER:
-            raise ValueError(f"{name}={number}: must be at most {LARGEST_NUMBER}")
 
 
 def _free(out: str | Path) -> Path:

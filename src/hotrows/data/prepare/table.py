@@ -1,20 +1,11 @@
-"""Any CSV or Parquet log. A TOML file names its columns:
-
-```toml
-label = "is_attributed"
-categorical = ["ip", "app", "device", "os", "channel"]
-dense = []                      # numbers
-time = "click_time"             # optional: order and split by it; ISO text or numbers
-log_scale = true                # dense values become log(1 + x), negatives 0
-delimiter = ","                 # CSV only
-columns = ["ip", "app", ...]    # CSV without a header: the names of all columns, in order
-```
+"""Any CSV or Parquet log. A TOML file names its columns, see `TableSettings`.
 
 A dense value that is empty or NaN is missing, and becomes 0. One that is infinite or beyond float32 is an error, as is
 a time that is missing, infinite, NaN or no possible date. Fractions are allowed in all dense and numeric time columns.
 """
 
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -22,16 +13,35 @@ from hotrows.data.prepare.column_names import check_column_names, check_header
 from hotrows.data.prepare.errors import BadInputError
 from hotrows.data.prepare.files import check_first_line, first_line, header_fields
 from hotrows.data.prepare.log import Expression, Log, LogFile, Make, Table, bad_label, column, infinite, no_time
+from hotrows.options import describe_options, option, required
 
-KNOWN = {
-    "label": str, "categorical": list, "dense": list, "time": str, "log_scale": bool, "delimiter": str, "columns": list,
-}  # fmt: skip
+_TYPES = {str: "text", bool: "true or false", tuple[str, ...]: "list of texts, the names of columns"}
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """The TOML file of `hotrows prepare table --config`: which columns a log has, and what they are."""
+
+    label: str = required("The column with 1 for a click and 0 for none.")
+    categorical: tuple[str, ...] = required("The columns whose values get embedding rows, of any type.")
+    dense: tuple[str, ...] = option((), "The columns with numbers.")
+    time: str | None = option(
+        None,
+        "The column with the time, ISO text or a number. The log is ordered and split by it. Left out, the order of "
+        "the file is that of time.",
+    )
+    log_scale: bool = option(True, "Dense values become log(1 + x), and negative ones 0.")
+    delimiter: str | None = option(
+        None, "What separates the fields of a CSV file. Left out, a tab for .tsv files and a comma for all others."
+    )
+    columns: tuple[str, ...] | None = option(
+        None, "The names of all columns, in order, of a CSV file without a header. Left out, the first line has them."
+    )
 
 
 def table(paths: tuple[Path, ...], config: Path) -> Log:
     settings = _read(config)
-    label, time = settings["label"], settings.get("time")
-    dense, categorical = settings.get("dense", []), settings["categorical"]
+    label, time, dense, categorical = settings.label, settings.time, settings.dense, settings.categorical
     needed = tuple(dict.fromkeys([label, *dense, *categorical, *([time] if time else [])]))
     check_column_names(config, (*dense, *categorical), needed)
     numbers = {label, *dense}
@@ -51,42 +61,52 @@ def table(paths: tuple[Path, ...], config: Path) -> Log:
         problems=(bad_label(label), *(infinite(name) for name in dense), *((no_time(time),) if time else ())),
         time=time,
         day=_day(time) if time else None,
-        log_scale=settings.get("log_scale", True),
+        log_scale=settings.log_scale,
     )
 
 
-def _read(config: Path) -> dict[str, Any]:
+def _read(config: Path) -> TableSettings:
     try:
-        settings = tomllib.loads(config.read_text(encoding="utf-8-sig"))
+        content = tomllib.loads(config.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInputError(config, str(error), "a TOML file that names the columns of the log") from error
-    for name, value in settings.items():
-        if name not in KNOWN:
-            raise BadInputError(config, f"unknown setting {name!r}", "one of " + ", ".join(KNOWN))
-        if not isinstance(value, KNOWN[name]):
-            raise BadInputError(config, f"{name} is {value!r}", f"a {KNOWN[name].__name__}")
-        if isinstance(value, list) and not all(isinstance(each, str) for each in value):
-            raise BadInputError(config, f"{name} is {value!r}", "a list of texts, the names of columns")
+    known = {each.name: each for each in describe_options(TableSettings)}
+    for name, value in content.items():
+        if name not in known:
+            raise BadInputError(config, f"unknown setting {name!r}", "one of " + ", ".join(known))
+        _check_type(config, name, value, known[name].kind)
         if name in ("time", "delimiter", "columns") and not value:
             raise BadInputError(config, f"{name} is empty", f"a value, or no {name}")
     for name in ("label", "categorical"):
-        if not settings.get(name):
+        if not content.get(name):
             raise BadInputError(config, f"no {name}", 'label = "a column" and categorical = ["columns"]')
-    if set(settings["categorical"]) & {*settings.get("dense", []), settings["label"]}:
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
+    }
+    settings = TableSettings(**given)
+    if set(settings.categorical) & {*settings.dense, settings.label}:
         raise BadInputError(config, "a categorical column is also dense or the label", "each column named once")
     return settings
 
 
-def _csv_file(path: Path, needed: tuple[str, ...], settings: dict[str, Any]) -> LogFile:
-    delimiter = settings.get("delimiter", "\t" if ".tsv" in path.name else ",")
-    fields = settings.get("columns") or header_fields(path, delimiter, needed)
+def _check_type(config: Path, name: str, value: object, kind: Any) -> None:
+    """Raise if a value is not of the type of its setting. A tuple of texts is a list in the file."""
+    expected = next(each for each in _TYPES if kind in (each, each | None))
+    texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if not (texts if expected == tuple[str, ...] else isinstance(value, expected)):
+        raise BadInputError(config, f"{name} is {value!r}", f"a {_TYPES[expected]}")
+
+
+def _csv_file(path: Path, needed: tuple[str, ...], settings: TableSettings) -> LogFile:
+    delimiter = settings.delimiter or ("\t" if ".tsv" in path.name else ",")
+    fields = settings.columns or header_fields(path, delimiter, needed)
     check_first_line(path, delimiter, len(fields), f"{len(fields)} fields with {delimiter!r} between")
     missing = [name for name in needed if name not in fields]
     if missing:
         raise BadInputError(path, f"no column {', '.join(missing)}", f"one of {', '.join(fields)}")
-    numbers = {settings["label"], *settings.get("dense", [])}
-    header = "columns" not in settings
-    time = settings.get("time")
+    numbers = {settings.label, *settings.dense}
+    header = settings.columns is None
+    time = settings.time
     if time and _is_number(first_line(path, after=int(header)).rstrip("\r\n").split(delimiter)[fields.index(time)]):
         numbers.add(time)
     check_header(path, needed, fields, any_case=False)

@@ -7,19 +7,15 @@ from hotrows.data.prepare.engines.base import Engine as Engine
 from hotrows.data.prepare.engines.base import Part as Part
 from hotrows.data.prepare.engines.base import Rejected as Rejected
 
-ENGINES = ("duckdb", "spark")
-
 
 def connect(name: str, memory_limit: str, work: Path) -> Engine:
-    """Start an engine that keeps to the memory limit and spills into `work`."""
+    """Start the engine "duckdb" or "spark". It keeps to the memory limit and spills into `work`."""
     if not re.fullmatch(r"(?=[0.]*[1-9])([0-9]+\.?[0-9]*|\.[0-9]+) *[KMGT]i?B", memory_limit.strip(), re.IGNORECASE):
         raise ValueError(f"memory_limit={memory_limit!r}: write a size such as 4GB or 512MB")
     if name == "duckdb":
         from hotrows.data.prepare.engines.duckdb import DuckDB
 
         return DuckDB(memory_limit, work)
-    if name == "spark":
-        from hotrows.data.prepare.engines.spark import Spark
+    from hotrows.data.prepare.engines.spark import Spark
 
-        return Spark(memory_limit, work)
-    raise ValueError(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
+    return Spark(memory_limit, work)
