@@ -19,8 +19,9 @@ class Table:
         num_rows: the number of rows; ids are 0 to num_rows - 1.
         dim: the width of its rows; None takes the collection's.
         features: the features (columns of a batch) that look up in this table; None: one, with the table's name.
-        init: initial values: "uniform" (±1/√num_rows, as in DLRM), "normal" (standard normal, as `nn.EmbeddingBag`), or
-            a function (ids [n] int64, dim) → float32 [n, dim], whose result for an id must not depend on the others.
+        init: initial values: "uniform" (±1/√num_rows, as in DLRM), "uniform(0.1)" (±0.1, or another number), "normal"
+            (standard normal, as `nn.EmbeddingBag`), "normal(0.1)" (with this standard deviation), or a function
+            (ids [n] int64, dim) → float32 [n, dim], whose result for an id must not depend on the others.
 
     Example::
 

@@ -1,6 +1,7 @@
 """Layers of an MLP: the same modules, initial weights and outputs as a plain nn.Sequential."""
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -38,6 +39,30 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
 
     monkeypatch.setattr(module, "linear_layers", counted)
     return found
+
+
+@pytest.mark.parametrize("last_relu", [True, False])
+def test_dropout_is_after_each_relu_and_only_in_training(last_relu: bool, calls: list[list[bool]]) -> None:
+    torch.manual_seed(0)
+    layers = mlp(SIZES, last_relu=last_relu, dropout=0.5)
+    after_relu = [type(after) for module, after in itertools.pairwise(layers) if isinstance(module, nn.ReLU)]
+    assert after_relu == [nn.Dropout] * (3 if last_relu else 2)
+    x = torch.randn(64, 13)
+    torch.manual_seed(1)
+    trained = layers(x)
+    torch.manual_seed(1)
+    assert torch.equal(trained, plain(layers)(x))
+    assert not torch.equal(trained, layers(x))
+    calls.clear()
+    layers.eval()
+    assert torch.equal(layers(x), plain(layers)(x))
+    assert calls == [[True, True, last_relu]]
+
+
+@pytest.mark.parametrize("dropout", [1, -0.1, True, "0.5", float("nan")])
+def test_dropout_that_cannot_be(dropout: Any) -> None:
+    with pytest.raises(ValueError, match=r"dropout is .*, it must be from 0 to less than 1"):
+        mlp(SIZES, dropout=dropout)
 
 
 @pytest.mark.parametrize("last_relu", [True, False])

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
-from hotrows.models import MODELS, Model, make_model
+from hotrows.models import DLRM, MODELS, Model, defaults_of, make_model, options_of
 
 SMALL = {
     "dlrm": {"bottom": (16,), "top": (32,)},
@@ -125,6 +125,22 @@ def test_wrong_shapes_are_named(name: str) -> None:
         model(torch.randn(5, 2), torch.randn(5, 3, model.embedding_dim))
 
 
+@every_kind
+def test_dropout_changes_what_is_trained_and_not_what_is_evaluated(name: str) -> None:
+    torch.manual_seed(0)
+    model = make_model(name, 4, len(ROWS), dim=4, **SMALL[name], dropout=0.3)
+    inputs = torch.randn(5, 4), torch.randn(5, len(ROWS), model.embedding_dim)
+    assert not torch.equal(model(*inputs), model(*inputs))
+    model.eval()
+    assert torch.equal(model(*inputs), model(*inputs))
+
+
+def test_defaults_and_options_of_a_preset_are_those_of_its_model() -> None:
+    assert defaults_of("dlrm:freqcache") is DLRM.defaults
+    assert options_of("dlrm:freqcache")["bottom"].default == (512, 256)
+    assert list(options_of("dcn-v2")) == ["num_cross", "rank", "hidden", "dropout"]
+
+
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"model is 'dlmr': known are dlrm, dlrm:freqcache, .*dcn-v2"):
         make_model("dlmr", 13, 26)
@@ -141,5 +157,7 @@ def test_schemas_that_do_not_fit() -> None:
         make_model("dlrm", 13, 26, dim=0)
     with pytest.raises(ValueError, match=r"layer sizes are \[13, 0, 16\]"):
         make_model("dlrm", 13, 26, bottom=(0,))
+    with pytest.raises(ValueError, match=r"num_cross is 1\.5, it must be a whole number from 0 up"):
+        make_model("dcn", 13, 2, num_cross=1.5)
     with pytest.raises(ValueError, match="rank is 45, it must be a whole number from 1 to 44"):
         make_model("dcn-v2", 13, 2, rank=45)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import hotrows
 from hotrows.stores.init import initial_values, table_key
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -15,7 +16,7 @@ def values(init: object = "uniform", ids: torch.Tensor | None = None, key: int |
     return initial_values(init, ids, 8, 20_000, table_key(0, "a") if key is None else key)
 
 
-@pytest.mark.parametrize("init", ["uniform", "normal"])
+@pytest.mark.parametrize("init", ["uniform", "normal", "uniform(0.3)", "normal(0.3)"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_same_in_any_order_and_on_any_device(init: str, device: str) -> None:
     ids = torch.tensor([7, 19_999, 0, 7])
@@ -37,6 +38,19 @@ def test_normal_is_normal() -> None:
     assert abs(float(found.mean())) < 0.01
     assert abs(float(found.std()) - 1) < 0.01
     assert abs(float((found.abs() < 1).float().mean()) - 0.6827) < 0.01
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "normal"])
+def test_a_number_scales_the_values(distribution: str) -> None:
+    named = values(distribution) * (math.sqrt(20_000) if distribution == "uniform" else 1)
+    torch.testing.assert_close(values(f"{distribution}(2.5e-1)"), 0.25 * named)
+    assert values(f"{distribution}(0)").count_nonzero() == 0
+
+
+@pytest.mark.parametrize("init", ["gauss", "uniform()", "uniform(-1)", "normal(x)", "normal(1e999)", "normal(.)", 3])
+def test_other_texts_are_refused(init: object) -> None:
+    with pytest.raises(ValueError, match=r"init is .*: give one of uniform, normal, uniform\(0.1\), normal\(0.1\), or"):
+        hotrows.EmbeddingBagCollection([hotrows.Table("a", 9, init=init)], 4, cache=9)  # type: ignore[arg-type]
 
 
 def test_seed_and_table_matter() -> None:

@@ -9,6 +9,7 @@ from hotrows.models.base import Model as Model
 from hotrows.models.dcn import DCN as DCN
 from hotrows.models.dcn import DCNv2 as DCNv2
 from hotrows.models.deepfm import DeepFM as DeepFM
+from hotrows.models.defaults import Defaults as Defaults
 from hotrows.models.dlrm import DLRM as DLRM
 from hotrows.models.dlrm import SIZES
 from hotrows.models.wide_deep import WideDeep as WideDeep
@@ -43,10 +44,7 @@ def make_model(name: str, num_dense: int, num_features: int, dim: int | None = N
         bags = hotrows.EmbeddingBagCollection(tables, dim=model.embedding_dim)
         logits = model(batch.dense, bags(batch.ids))
     """
-    if name not in MODELS:
-        raise ValueError(f"model is {name!r}: known are {', '.join(MODELS)}")
-    build = MODELS[name]
-    known = [option for option in inspect.signature(build).parameters if option not in _SHAPES]
+    build, known = find_model(name), options_of(name)
     for option in options:
         if option not in known:
             raise ValueError(f"model {name!r} has no option {option!r}: it has {', '.join(known) or 'none'}")
@@ -55,6 +53,27 @@ def make_model(name: str, num_dense: int, num_features: int, dim: int | None = N
             raise ValueError(f"dim is {dim!r}, it must be a whole number from 1 up")
         options["dim"] = dim
     return build(num_dense, num_features, **options)
+
+
+def find_model(name: str) -> Callable[..., Model]:
+    """What makes the model of this name."""
+    if name not in MODELS:
+        raise ValueError(f"model is {name!r}: known are {', '.join(MODELS)}")
+    return MODELS[name]
+
+
+def options_of(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a model, in the order of its constructor. The defaults of a preset are its own."""
+    parameters = inspect.signature(find_model(name)).parameters
+    return {option: parameter for option, parameter in parameters.items() if option not in _SHAPES}
+
+
+def defaults_of(name: str) -> Defaults:
+    """The settings with which this model trains if a run names none."""
+    build = find_model(name)
+    kind = build.func if isinstance(build, partial) else build
+    found = getattr(kind, "defaults", None)
+    return found if isinstance(found, Defaults) else Defaults()
 
 
 _SHAPES = ("num_dense", "num_features", "dim")

@@ -47,6 +47,7 @@ class DCN(Model):
         dim: the width of the rows.
         num_cross: number of cross layers; they form products of up to num_cross + 1 features.
         hidden: hidden layers of the MLP.
+        dropout: in training, the share of the outputs of each hidden layer that are set to zero.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class DCN(Model):
         *,
         num_cross: int = 6,
         hidden: Sequence[int] = (1024, 1024),
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(num_dense, num_features, dim)
         width = num_dense + num_features * dim
+        _check_number_of_layers(num_cross)
         self.cross = nn.ModuleList(VectorCross(width) for _ in range(num_cross))
-        self.deep = mlp([width, *hidden])
+        self.deep = mlp([width, *hidden], dropout=dropout)
         self.last = linear(width + (hidden[-1] if hidden else width), 1)
 
     def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
@@ -79,6 +82,7 @@ class DCNv2(Model):
         num_cross: number of cross layers; they form products of up to num_cross + 1 features.
         rank: the rank of the cross layers' matrices; None for full ones with (num_dense + num_features · dim)² weights.
         hidden: hidden layers of the MLP.
+        dropout: in training, the share of the outputs of each hidden layer that are set to zero.
     """
 
     def __init__(
@@ -90,17 +94,24 @@ class DCNv2(Model):
         num_cross: int = 3,
         rank: int | None = None,
         hidden: Sequence[int] = (1024, 1024),
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(num_dense, num_features, dim)
         width = num_dense + num_features * dim
+        _check_number_of_layers(num_cross)
         self.cross = nn.ModuleList(MatrixCross(width, rank) for _ in range(num_cross))
-        self.deep = mlp([width, *hidden, 1], last_relu=False)
+        self.deep = mlp([width, *hidden, 1], last_relu=False, dropout=dropout)
 
     def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
         self.check(dense, embedded)
         first = torch.cat([dense, embedded.flatten(1)], dim=1)
         logits: Tensor = self.deep(_crossed(self.cross, first))
         return logits.squeeze(1)
+
+
+def _check_number_of_layers(num_cross: int) -> None:
+    if not isinstance(num_cross, int) or num_cross < 0:
+        raise ValueError(f"num_cross is {num_cross!r}, it must be a whole number from 0 up")
 
 
 def _crossed(layers: nn.ModuleList, first: Tensor) -> Tensor:

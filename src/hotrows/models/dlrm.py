@@ -36,6 +36,7 @@ class DLRM(Model):
     Args:
         dim: the width of the rows and of the bottom MLP's last layer.
         bottom, top: hidden layers of the two MLPs.
+        dropout: in training, the share of the outputs of each hidden layer of the top MLP that are set to zero.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class DLRM(Model):
         *,
         bottom: Sequence[int] = (512, 256, 64),
         top: Sequence[int] = (512, 256),
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(num_dense, num_features, dim)
         num_vectors = num_features + (num_dense > 0)
@@ -57,7 +59,7 @@ class DLRM(Model):
         self.bottom = mlp([num_dense, *bottom, dim]) if num_dense else None
         num_pairs = num_vectors * (num_vectors - 1) // 2
         num_inputs = num_pairs + (dim if num_dense else 0)
-        self.top = mlp([num_inputs, *top, 1], last_relu=False)
+        self.top = mlp([num_inputs, *top, 1], last_relu=False, dropout=dropout)
 
     def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
         self.check(dense, embedded)

@@ -21,7 +21,7 @@ class MLP(nn.Sequential):
             padded: the memory between the rows of a strided input holds zeros, which `dense.linear` may then read.
             onto: a tensor of the output's shape.
         """
-        modules = list(self)
+        modules = [module for module in self if not _does_nothing(module)]
         index = 0
         while index < len(modules):
             layers, start = [], index
@@ -39,15 +39,21 @@ class MLP(nn.Sequential):
         return input if onto is None else input + onto
 
 
-def mlp(sizes: Sequence[int], *, last_relu: bool = True) -> MLP:
-    """Linear layers from sizes[0] to sizes[-1], with a ReLU after each; after the last one only if `last_relu`."""
+def mlp(sizes: Sequence[int], *, last_relu: bool = True, dropout: float = 0.0) -> MLP:
+    """Linear layers from sizes[0] to sizes[-1], with a ReLU after each; after the last one only if `last_relu`.
+
+    Args:
+        dropout: in training, the share of the outputs of each ReLU that are set to zero; 0 for no such layers.
+    """
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout!r}, it must be from 0 to less than 1")
     for size in sizes:
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"layer sizes are {list(sizes)}, they must be whole numbers from 1 up")
     layers: list[nn.Module] = []
     for num_in, num_out in itertools.pairwise(sizes):
-        layers += [linear(num_in, num_out), nn.ReLU()]
-    return MLP(*(layers if last_relu else layers[:-1]))
+        layers += [linear(num_in, num_out), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+    return MLP(*(layers if last_relu else layers[: -2 if dropout else -1]))
 
 
 def linear(num_in: int, num_out: int) -> nn.Linear:
@@ -74,6 +80,11 @@ def apply_mlp(layers: nn.Module, rows: Tensor, onto: Tensor | None = None) -> Te
 def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """True if calling the layer computes x·Wᵀ + b and does nothing else."""
     return isinstance(layer, nn.Linear) and layer.bias is not None and is_plain(layer, nn.Linear)
+
+
+def _does_nothing(layer: nn.Module) -> bool:
+    """True for dropout outside of training, so that the layers around it are fused."""
+    return isinstance(layer, nn.Dropout) and not layer.training and is_plain(layer, nn.Dropout)
 
 
 def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:

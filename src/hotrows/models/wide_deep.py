@@ -19,14 +19,21 @@ class WideDeep(Model):
     Args:
         dim: the width of the vectors that the deep part reads.
         hidden: hidden layers of the deep part.
+        dropout: in training, the share of the outputs of each hidden layer that are set to zero.
     """
 
     def __init__(
-        self, num_dense: int, num_features: int, dim: int = 16, *, hidden: Sequence[int] = (1024, 512, 256)
+        self,
+        num_dense: int,
+        num_features: int,
+        dim: int = 16,
+        *,
+        hidden: Sequence[int] = (1024, 512, 256),
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(num_dense, num_features, dim + 1)
         self.wide = linear(num_dense, 1) if num_dense else None
-        self.deep = mlp([num_dense + num_features * dim, *hidden, 1], last_relu=False)
+        self.deep = mlp([num_dense + num_features * dim, *hidden, 1], last_relu=False, dropout=dropout)
 
     def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
         self.check(dense, embedded)

@@ -6,6 +6,7 @@ bit. Normal values need logarithms, on which they would not agree, and are alway
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -16,14 +17,28 @@ from hotrows.stores.record import WEIGHT, RecordLayout
 from hotrows.stores.row_order import Numbering
 from hotrows.table import Init, Table
 
-NAMED = ("uniform", "normal")
+NAMED = ("uniform", "normal", "uniform(0.1)", "normal(0.1)")  # the number may be another one
+_NAMED = re.compile(r"(uniform|normal)(?:\(([0-9.eE+-]+)\))?")
 GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64 spreads successive counters over all 64 bits
 FILL_BYTES = 1 << 26  # of records that are made at a time
 
 
 def check_init(init: Init) -> None:
-    if not callable(init) and init not in NAMED:
+    """Raise ValueError if these are no initial values that a table can have."""
+    if not callable(init):
+        _read(init)
+
+
+def _read(init: object) -> tuple[str, float | None]:
+    """The distribution that a text names, and the number in parentheses if there is one."""
+    found = _NAMED.fullmatch(init) if isinstance(init, str) else None
+    try:
+        scale = None if found is None or found[2] is None else float(found[2])
+    except ValueError:
+        found = scale = None
+    if found is None or (scale is not None and not 0 <= scale < math.inf):
         raise ValueError(f"init is {init!r}: give one of {', '.join(NAMED)}, or a function (ids, dim) → [n, dim]")
+    return found[1], scale
 
 
 def table_key(seed: int, table: str) -> int:
@@ -40,14 +55,16 @@ def initial_values(init: Init, ids: Tensor, dim: int, num_rows: int, key: int) -
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(f"the init function answered {got}, expected a tensor of shape {(ids.numel(), dim)}")
         return values.to(device=ids.device, dtype=torch.float32)
-    if init == "uniform":
+    distribution, scale = _read(init)
+    if distribution == "uniform":
         bits = random_bits(ids, dim, key)
         unit = (bits >> 40 & 0xFFFFFF).float() * 2.0**-23 - 1.0
-        return unit * (1.0 / math.sqrt(num_rows))
+        return unit * (1.0 / math.sqrt(num_rows) if scale is None else scale)
     bits = random_bits(ids.cpu(), 2 * dim, key)
     unit = ((bits >> 11 & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
     radius = torch.sqrt(-2.0 * torch.log(unit[:, :dim]))
-    return (radius * torch.cos(2.0 * math.pi * unit[:, dim:])).float().to(ids.device)
+    values = radius * torch.cos(2.0 * math.pi * unit[:, dim:])
+    return (values if scale is None else values * scale).float().to(ids.device)
 
 
 def random_bits(ids: Tensor, width: int, key: int) -> Tensor:
