@@ -1,7 +1,6 @@
 """The hardware, versions and commit of a benchmark, and the file of its results."""
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 import hotrows
+from hotrows.json_text import json_text
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
@@ -56,7 +56,7 @@ def commit() -> str:
 
 def write_json(path: Path, environment: dict[str, Any], results: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"environment": environment, **results}, indent=2) + "\n")
+    path.write_text(json_text({"environment": environment, **results}, indent=2) + "\n")
     print(f"\nwritten: {path}")
 
 

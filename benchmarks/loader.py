@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hotrows.json_text import json_text
+
 CORES = 2
 MIN_SPEEDUP = 5.0
 NUM_DENSE, NUM_IDS = 13, 26
@@ -96,7 +98,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.one:
         name, directory, batch_size, shuffle = arguments.one
-        print(json.dumps(go_through(name, Path(directory), int(batch_size), shuffle == "True")))
+        print(json_text(go_through(name, Path(directory), int(batch_size), shuffle == "True")))
         return 0
     from environment import describe, print_heading, write_json
 
@@ -233,7 +235,7 @@ def write_log(directory: Path, samples: int) -> int:
         "source": {},
         "checksums": {},
     }
-    (directory / "dataset.json").write_text(json.dumps(described))
+    (directory / "dataset.json").write_text(json_text(described))
     return sum((directory / file).stat().st_size for file in files)
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 from environment import describe, print_heading, write_json
 
+from hotrows.json_text import json_text
+
 MIN_COUNT = 2
 MIN_SPEEDUP = 3.0
 EXTRA_BYTES = 1_000_000_000  # a process may use this much more than the memory limit
@@ -83,7 +85,7 @@ def run_here(way: str, log: Path, memory_limit: str) -> None:
         seconds = WAYS[way](log, Path(directory) / "out", memory_limit)
         cpu = time.process_time() - before
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_bytes": peak}))
+    print(json_text({"seconds": seconds, "cpu_seconds": cpu, "peak_bytes": peak}))
 
 
 def compare(directory: Path, num_rows: int, repeats: int) -> dict[str, Any]:

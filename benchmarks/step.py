@@ -8,7 +8,6 @@ code is 1 if a target is missed, tables differ, or hotrows or device fails.
 """
 
 import argparse
-import json
 import math
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from torch import Tensor
 
 import hotrows
 from hotrows.data.shapes import CRITEO_KAGGLE, CRITEO_TERABYTE
+from hotrows.json_text import json_text
 
 WARM_UP = 80  # steps after the cache is full
 CACHE_SHARE = 0.015
@@ -60,7 +60,7 @@ class Report:
             "targets": self.targets,
         }
         new = self._path.with_name(self._path.name + ".new")
-        new.write_text(json.dumps(found, indent=2) + "\n")
+        new.write_text(json_text(found, indent=2) + "\n")
         new.replace(self._path)
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1] / "src" / "hotrows"
 
 # Each unit (a folder or a module of the package) may import the units of the layers before its own.
 CORE = [
-    {"runtime", "errors", "batch", "table"},
+    {"runtime", "errors", "json_text", "batch", "table"},
     {"options"},
     {"ops"},
     {"stores"},
@@ -33,7 +33,7 @@ CORE = [
 BESIDE = {
     "dense": {"runtime"},
     "models": {"dense"},
-    "data": {"hotrows", "batch", "table", "errors", "options", "ops", "stores"},
+    "data": {"hotrows", "batch", "table", "errors", "json_text", "options", "ops", "stores"},
     "profile": {"batch", "cache", "data"},
 }
 # A function of these may import what is optional, when a user asks for it.

@@ -11,6 +11,7 @@ from hotrows.cache.policies import Policy as Policy
 from hotrows.cache.stats import Stats as Stats
 from hotrows.cache.transfer import BlockTransmitter as BlockTransmitter
 from hotrows.errors import BadIdError as BadIdError
+from hotrows.errors import NotFiniteError as NotFiniteError
 from hotrows.errors import OutOfMemoryError as OutOfMemoryError
 from hotrows.graphs.training_step import GraphedStep as GraphedStep
 from hotrows.graphs.training_step import graphed as graphed

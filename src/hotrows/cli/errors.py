@@ -5,20 +5,28 @@ from contextlib import contextmanager
 
 import typer
 
+from hotrows.errors import NotFiniteError
+
+NOT_FINITE = 3  # the exit code
+
 
 @contextmanager
 def reported_plainly() -> Iterator[None]:
-    """Report a user's mistake, a full disk or too little memory, with exit code 2. A bug keeps its traceback."""
+    """Report a user's mistake, a full disk or too little memory, with exit code 2, and a loss or a prediction that is
+    not finite with exit code 3. A bug keeps its traceback.
+    """
     try:
         yield
     except (ValueError, OSError, MemoryError) as error:
         _report(str(error))
+    except NotFiniteError as error:
+        _report(str(error), NOT_FINITE)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for this
             raise
         _report(f"{error} Make the cache, the batches or the model smaller.")
 
 
-def _report(message: str) -> None:
+def _report(message: str, exit_code: int = 2) -> None:
     typer.secho(f"hotrows: {message}", fg="red", err=True)
-    raise typer.Exit(2) from None
+    raise typer.Exit(exit_code) from None

@@ -1,6 +1,5 @@
 """The program's commands. Each parses its options, builds what it needs and runs it."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -12,6 +11,7 @@ from hotrows.cli.reproduce import reproduce
 from hotrows.cli.train_help import SETTINGS, TrainCommand
 from hotrows.cli.verify import verify
 from hotrows.data.prepare_defaults import DEFAULTS, PrepareDefaults
+from hotrows.json_text import json_text
 from hotrows.options import find_option
 
 app = typer.Typer(
@@ -90,7 +90,7 @@ def profile(
         show(found)
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / "profile.json").write_text(json.dumps(found.to_json(), indent=2) + "\n")
+            (directory / "profile.json").write_text(json_text(found.to_json(), indent=2) + "\n")
             plot(found, directory / "profile.png")
             typer.echo(f"written: {directory / 'profile.json'}, {directory / 'profile.png'}")
     _print_json(as_json, found.to_json())
@@ -144,14 +144,15 @@ def evaluate(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure a trained model again, on its own data or on another data set."""
+    from hotrows.report.units import fixed
     from hotrows.train.run import evaluate_run
 
     with reported_plainly():
         found = evaluate_run(run, data, split)
     metrics = found[split]
     typer.echo(
-        f"{found['model']} on {split} of {found['data']}: AUC {metrics['auc']:.5f}, log loss {metrics['logloss']:.5f}, "
-        f"accuracy {metrics['accuracy']:.4f}"
+        f"{found['model']} on {split} of {found['data']}: AUC {fixed(metrics['auc'], 5)}, "
+        f"log loss {metrics['logloss']:.5f}, accuracy {metrics['accuracy']:.4f}"
     )
     _print_json(as_json, found)
 
@@ -184,7 +185,7 @@ def _configured(path: Path | None, overrules: dict[str, Any]) -> Any:
 def _print_json(wanted: bool, content: dict[str, Any]) -> None:
     if wanted:
         sys.stdout.flush()
-        print(json.dumps(content))
+        print(json_text(content))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """`hotrows reproduce`: measures the figures of a paper again, and shows ours beside the published values."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hotrows.cli.errors import reported_plainly
+from hotrows.json_text import json_text
 
 if TYPE_CHECKING:
     from hotrows.reproduce import Paper
@@ -68,7 +68,7 @@ def reproduce(
         f"{one['figure']}: {claim['text']}" for one in found for claim in one["claims"] if claim["holds"] is False
     ]
     if as_json:
-        typer.echo(json.dumps({"paper": paper, "figures": found, "failed": failed, "interrupted": interrupted}))
+        typer.echo(json_text({"paper": paper, "figures": found, "failed": failed, "interrupted": interrupted}))
     if interrupted:
         raise typer.Exit(130)
     if failed:
@@ -160,4 +160,4 @@ def _show_list(papers: "dict[str, Paper]", as_json: bool) -> None:
             name: [{"name": each.name, "title": each.title, "about": each.about} for each in paper.experiments]
             for name, paper in papers.items()
         }
-        typer.echo(json.dumps(names))
+        typer.echo(json_text(names))

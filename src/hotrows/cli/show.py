@@ -52,6 +52,7 @@ def show_prepared(report: "PrepareReport") -> None:
 
 def show_run(run: "Run") -> None:
     """Print the results of a training run."""
+    from hotrows.report.units import fixed
     from hotrows.strategies import strategy_type
 
     summary = run.summary
@@ -60,9 +61,9 @@ def show_run(run: "Run") -> None:
         table.add_row("interrupted", "yes: all that was trained is in the run directory")
     for split in ("valid", "test"):
         if summary[split]:
-            table.add_row(f"{split} AUC", f"{summary[split]['auc']:.5f}")
+            table.add_row(f"{split} AUC", fixed(summary[split]["auc"], 5))
             table.add_row(f"{split} log loss", f"{summary[split]['logloss']:.5f}")
-    table.add_row("training loss", f"{summary['train']['loss']:.5f}")
+    table.add_row("training loss", fixed(summary["train"]["loss"], 5))
     table.add_row("samples per second", f"{summary['samples_per_second']:,.0f}")
     cache: dict[str, Any] = summary["cache"]
     share = f"{cache['slots_share']:.2%}"

@@ -1,12 +1,12 @@
 """The command `verify`: compares a prepared data set with its checksums."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hotrows.cli.errors import reported_plainly
+from hotrows.json_text import json_text
 
 
 def verify(
@@ -39,6 +39,6 @@ def verify(
     else:
         typer.echo(f"{data}: all {report.num_files} files are as they were written, {readable(report.num_bytes)}")
     if as_json:
-        print(json.dumps(report.to_json()), flush=True)
+        print(json_text(report.to_json()), flush=True)
     if report.damaged:
         raise typer.Exit(2)

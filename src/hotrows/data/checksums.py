@@ -5,12 +5,13 @@ So a reader checks what it is about to read without reading the rest of the file
 """
 
 import hashlib
-import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from hotrows.json_text import json_text
 
 ADVICE = "copy the directory again, or prepare the data again"
 SECTIONS = "row_group_checksums"
@@ -73,7 +74,7 @@ def sha256_of_file(path: Path) -> str:
 def sha256_of_description(description: Mapping[str, Any]) -> str:
     """The checksum of the content of `dataset.json` itself, whatever its line breaks are."""
     content = {key: value for key, value in description.items() if key != OWN_CHECKSUM}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json_text(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_description(path: Path, description: Mapping[str, Any]) -> None:

@@ -1,11 +1,11 @@
 """A chart of curves over the samples seen, as HTML. The curves are in an SVG that stretches, the text is beside it."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
+from hotrows.json_text import json_text
 from hotrows.report.curves import Curve
 from hotrows.report.scale import Axis, value_axis
 from hotrows.report.units import NOT_MEASURED
@@ -64,7 +64,7 @@ class Chart:
             _shape(series, top, bottom, x, y) for series, top, bottom in zip(drawn, tops, bottoms, strict=True)
         )
         legend = "".join(_legend_entry(series, self.text) for series in drawn)
-        readings = json.dumps([_readings(s, top, self.text, x, y) for s, top in zip(drawn, tops, strict=True)])
+        readings = json_text([_readings(s, top, self.text, x, y) for s, top in zip(drawn, tops, strict=True)])
         readings = readings.replace("<", "\\u003c")  # a value must not end the script
         return f"""
 <figure class="card chart" data-plot="{self.key}">

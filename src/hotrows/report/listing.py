@@ -1,10 +1,10 @@
 """Names and values in two columns: configuration, environment, counts."""
 
-import json
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+from hotrows.json_text import json_text
 from hotrows.report.units import NOT_MEASURED
 
 
@@ -33,4 +33,4 @@ def _text(value: Any) -> str:
         return "none"
     if isinstance(value, list) and all(isinstance(item, str | int | float) for item in value):
         return ", ".join(str(item) for item in value)
-    return json.dumps(value, ensure_ascii=False)
+    return json_text(value, ascii_only=False)

@@ -37,7 +37,7 @@ def page(run: Run) -> str:
         badge=_badge(run),
         facts="".join(f"<li>{escape(name)} <b>{escape(text)}</b></li>" for name, text in _facts(run)),
         story=escape(_story(run)),
-        warnings="".join(f'<p class="warning">{escape(text)}</p>' for text in run.unreadable),
+        warnings="".join(f'<p class="warning">{escape(text)}</p>' for text in _warnings(run)),
         headline=headline(run),
         learning=figures.loss() + figures.auc() + figures.learning_rate(),
         caching=figures.hit_rate() + figures.bytes_moved() + figures.stalls(),
@@ -73,11 +73,18 @@ def _name(text: str) -> str:
 
 def _badge(run: Run) -> str:
     steps = number(run.summary, "steps")
+    if run.failure:
+        return '<span class="badge">failed: see below</span>'
     if not run.summary:
         return '<span class="badge">unfinished: no summary</span>'
     if run.summary.get("interrupted"):
         return f'<span class="badge">interrupted after {whole(steps)} {"step" if steps == 1 else "steps"}</span>'
     return ""
+
+
+def _warnings(run: Run) -> list[str]:
+    failure = run.failure.get("message")
+    return [*(str(failure).splitlines() if failure else ()), *run.unreadable]
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

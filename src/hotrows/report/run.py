@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FILES = ("config.json", "environment.json", "metrics.jsonl", "summary.json", "cache.json")
+FILES = ("config.json", "environment.json", "metrics.jsonl", "summary.json", "cache.json", "failure.json")
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Run:
     metrics: list[dict[str, Any]]
     summary: dict[str, Any]
     cache: dict[str, Any]
+    failure: dict[str, Any]
     unreadable: tuple[str, ...] = ()
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
@@ -67,6 +68,7 @@ def read_run(path: Path) -> Run:
         metrics=_read_lines(path / "metrics.jsonl", unreadable),
         summary=_read_object(path / "summary.json", unreadable),
         cache=_read_object(path / "cache.json", unreadable),
+        failure=_read_object(path / "failure.json", unreadable),
         unreadable=tuple(unreadable),
     )
 

@@ -1,5 +1,7 @@
 """Numbers as a reader wants them: 33.8 M, 1.24 GB, 5 min 12 s."""
 
+import math
+
 NOT_MEASURED = "not measured"
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -51,7 +53,8 @@ def percent(share: float | None) -> str:
 
 
 def fixed(value: float | None, decimals: int = 4) -> str:
-    return NOT_MEASURED if value is None else f"{value:.{decimals}f}"
+    """The value with this many decimals. NaN, as the AUC of samples that are all alike, counts as not measured."""
+    return NOT_MEASURED if value is None or math.isnan(value) else f"{value:.{decimals}f}"
 
 
 def duration(seconds: float | None) -> str:

@@ -1,7 +1,6 @@
 """The bench that experiments run on: data, device, scale, and the training runs that several figures share."""
 
 import gc
-import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ import torch
 from hotrows.data.dataset import open_dataset
 from hotrows.data.schema import DataSet
 from hotrows.data.shapes import SHAPES
+from hotrows.json_text import json_text
 from hotrows.reproduce.in_memory import InMemoryDataSet
 from hotrows.reproduce.scale import Scale
 from hotrows.train.config import RunConfig
@@ -159,7 +159,7 @@ class Bench:
         config.train.precision = self.precision
         config.train.max_steps = self.steps_of(config.strategy, step_factor)
         config.train.log_every = max(1, config.train.max_steps // NUM_RECORDS)
-        key = json.dumps([config.to_json(), attempt], sort_keys=True)
+        key = json_text([config.to_json(), attempt], sort_keys=True)
         if key not in self._trained:
             self._trained[key] = self._train(f"{what}, again" if attempt else what, config, data)
         return self._trained[key]

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import os
 import platform
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 import hotrows
+from hotrows.json_text import json_text
 from hotrows.profile.plot import PAPER, STYLE
 from hotrows.reproduce import draw
 from hotrows.reproduce.bench import Bench
@@ -48,7 +48,7 @@ def write(directory: Path, paper: str, experiment: Experiment, bench: Bench, res
         table.writerows(result.rows)
     if result.curves:
         _write_curves(directory / f"{experiment.name}-curves.csv", result.curves)
-    stem.with_suffix(".json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    stem.with_suffix(".json").write_text(json_text(found, indent=1, ascii_only=False) + "\n")
     plot(stem.with_suffix(".png"), experiment, result, f"{found['environment']['hardware']}, {experiment.sizes(bench)}")
     return found
 

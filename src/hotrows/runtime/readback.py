@@ -70,12 +70,17 @@ class UniqueCountReadback(Readback):
         return [1, position, int(ids.flatten()[position])]
 
 
+def copy_to_host(numbers: Tensor) -> Tensor:
+    """A copy in pinned memory, complete when the current stream has come this far. A tensor on the host is returned."""
+    if not numbers.is_cuda:
+        return numbers
+    on_host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
+    return on_host.copy_(numbers, non_blocking=True)
+
+
 def start_readback(numbers: Tensor) -> Readback:
     """Copy a small tensor to the host. Call it inside the work of a stream."""
-    if not numbers.is_cuda:
-        return Readback(numbers)
-    on_host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
-    return Readback(on_host.copy_(numbers, non_blocking=True))
+    return Readback(copy_to_host(numbers))
 
 
 def submit_with_readback(

@@ -8,10 +8,12 @@ class ClickMetrics:
     """Collects the logits and labels of a split on the CPU. The AUC is exact: scores are not binned."""
 
     def __init__(self) -> None:
+        self.num_samples = 0
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
+        self.num_samples += labels.shape[0]
         self._logits.append(logits.detach().float().cpu())
         self._labels.append(labels.detach().float().cpu())
 

@@ -1,8 +1,10 @@
 """Observers of a run: a metrics file, TensorBoard, a progress bar."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from hotrows.json_text import json_text
+from hotrows.report.units import fixed
 
 
 class MetricsFile:
@@ -17,7 +19,7 @@ class MetricsFile:
 
     def trained(self, record: dict[str, Any]) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json_text(record) + "\n")
 
     def evaluated(self, record: dict[str, Any]) -> None:
         self.trained(record)
@@ -83,8 +85,8 @@ class ProgressBar:
 
     def evaluated(self, record: dict[str, Any]) -> None:
         self._progress.console.print(
-            f"step {record['step']}: {record['kind']} AUC {record['auc']:.5f}, log loss {record['logloss']:.5f}, "
-            f"accuracy {record['accuracy']:.4f}"
+            f"step {record['step']}: {record['kind']} AUC {fixed(record['auc'], 5)}, "
+            f"log loss {record['logloss']:.5f}, accuracy {record['accuracy']:.4f}"
         )
 
     def end(self) -> None:

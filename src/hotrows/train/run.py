@@ -17,7 +17,9 @@ from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.description import DESCRIPTION
 from hotrows.data.schema import SPLITS, DataSet, Schema
 from hotrows.data.synthetic import PREFIX
+from hotrows.errors import NotFiniteError
 from hotrows.models import make_model
+from hotrows.report import write_report
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.stores.memory_checks import available_memory, require_memory
 from hotrows.strategies import DataKnowledge, Strategy, make_strategy
@@ -26,7 +28,7 @@ from hotrows.train.directory import CONFIG, METRICS, TENSORBOARD, check_free, ru
 from hotrows.train.observers import MetricsFile, ProgressBar, TensorBoard
 from hotrows.train.optimizers import check_optimizers, make_dense_optimizer, make_row_optimizer
 from hotrows.train.precision import computing_in, set_matmul_precision
-from hotrows.train.save import MODEL_FILE, check_room, load_model, save_model, write_json
+from hotrows.train.save import MODEL_FILE, check_room, load_model, save_failure, save_model, write_json
 from hotrows.train.termination import ended_by_signals
 from hotrows.train.timeline import Timeline
 from hotrows.train.trainer import Observer, Outcome, Parts, Trainer, evaluate
@@ -82,15 +84,18 @@ def _run(
     trainer = Trainer(config, data, parts, strategy, observers, timeline)
     if config.save:
         trainer.after_training = lambda: save_model(directory, parts, data.schema.dense)
-    outcome = trainer.train()
+    try:
+        outcome = trainer.train()
+    except NotFiniteError as error:
+        failure = save_failure(directory, error)
+        write_report(directory)
+        raise failure from None
     with defer_sigint():  # the results of a finished training are written, also if Ctrl-C comes now
         summary = {**summarize(config, parts, outcome), "strategy_outcome": strategy.outcome(parts.bags)}
         write_json(directory / "summary.json", summary)
         write_json(directory / "cache.json", cache_contents(parts))
         if trace:
             timeline.write(directory / "trace.json")
-        from hotrows.report import write_report
-
         write_report(directory)
     return Run(directory, summary)
 
@@ -152,7 +157,8 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     if dataset.num_samples(split) == 0:
         raise ValueError(f"{dataset.name} has no samples in its {split} split")
     loader = dataset.loader(split, config.train.eval_batch_size)
-    result = evaluate(parts, loader, computing_in(config.train.precision, device))
+    precision = computing_in(config.train.precision, device)
+    result = evaluate(parts, loader, precision, split, schema.dense)
     return {"model": config.model.name, "data": dataset.name, split: result}
 
 

@@ -1,7 +1,6 @@
 """What a run leaves on disk: each file is whole, or it is not there."""
 
 import contextlib
-import json
 import os
 import shutil
 import zipfile
@@ -11,11 +10,15 @@ from typing import Any
 
 import torch
 
+from hotrows.errors import NotFiniteError
+from hotrows.json_text import json_text
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.stores.memory_checks import available_host_memory, readable, require_memory
+from hotrows.train.diagnosis import check_saved
 from hotrows.train.trainer import Parts
 
 MODEL_FILE = "model.pt"
+FAILURE = "failure.json"
 SLACK_BYTES = 1 << 20  # for what torch.save adds to the tensors
 
 
@@ -34,7 +37,19 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     with whole_file(path) as part:
-        part.write_text(json.dumps(content, indent=2) + "\n")
+        part.write_text(json_text(content, indent=2) + "\n")
+
+
+def save_failure(directory: Path, error: NotFiniteError) -> NotFiniteError:
+    """Write what is known about a failed training. Returns the error with a sentence on what is left of the training.
+
+    The last good state of a run is the last one that was saved, because only finite values are saved.
+    """
+    path = directory / MODEL_FILE
+    left = f"{path} is the model that was saved before" if path.is_file() else "No model is left of this run"
+    message = f"{error}\n{left}. {directory / FAILURE} has these details."
+    write_json(directory / FAILURE, {**error.details, "message": message})
+    return NotFiniteError(message, error.details)
 
 
 def check_room(directory: Path, parts: Parts) -> None:
@@ -54,13 +69,20 @@ def save_model(directory: Path, parts: Parts, dense: Sequence[str]) -> None:
 
     Args:
         dense: the dense columns, in the order of the model's inputs.
+
+    Raises:
+        NotFiniteError: a value is NaN or infinite. Then nothing is written, and an earlier model.pt stays.
     """
     check_room(directory, parts)
+    model = parts.model.state_dict()
+    bags = {name: weight.contiguous() for name, weight in parts.bags.state_dict().items()}
+    for name, values in (*model.items(), *bags.items()):
+        check_saved(name, values)
     with defer_sigint(), whole_file(directory / MODEL_FILE) as part:
         torch.save(
             {
-                "model": parts.model.state_dict(),
-                "bags": {name: weight.contiguous() for name, weight in parts.bags.state_dict().items()},
+                "model": model,
+                "bags": bags,
                 "tables": {table.name: table.num_rows for table in parts.bags.tables},
                 "columns": list(parts.bags.features),
                 "dense": list(dense),
@@ -73,6 +95,8 @@ def load_model(directory: Path) -> dict[str, Any]:
     """What `save_model` has written."""
     path = directory / MODEL_FILE
     if not path.is_file():
+        if (directory / FAILURE).is_file():
+            raise ValueError(f"{directory} has no {MODEL_FILE}: its training failed, {directory / FAILURE} says why")
         raise ValueError(f"{directory} has no {MODEL_FILE}: train with save = true to evaluate later")
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums that torch.save has written

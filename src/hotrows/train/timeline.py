@@ -1,6 +1,5 @@
 """The time of each stage of training: its sum, and on request a timeline for Perfetto."""
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hotrows.cache.streams import CacheStreams
+from hotrows.json_text import json_text
 from hotrows.runtime.streams import Event, WorkStream
 
 B = TypeVar("B")
@@ -82,7 +82,7 @@ class Timeline:
                     "dur": (end - begin) * 1e6,
                 }
             )
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        path.write_text(json_text({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 class _NestedStages(threading.local):

@@ -1,7 +1,7 @@
 """The trainer: loader → strategy → training step, with its metrics. Read it from `train` down."""
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +20,8 @@ from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.strategies import Strategy
 from hotrows.train.config import RunConfig, TrainConfig
+from hotrows.train.diagnosis import failed_evaluation, failed_training
+from hotrows.train.loss_check import BadStep, LossCheck, Place, TrainedStep
 from hotrows.train.metrics import ClickMetrics
 from hotrows.train.precision import computing_in
 from hotrows.train.schedule import make_schedules, num_changing
@@ -99,15 +101,20 @@ class Trainer:
         self._observers = observers
         self._timeline = timeline
         self._log = StepLog(parts.bags, timeline)
+        self._losses = LossCheck(parts.device)
         self.after_training: Callable[[], None] = lambda: None
         self._kept_at = 0.0  # when training has ended; 0 before
         # Every step is computed by the same kernels, also if the training step is not captured.
         step = OptimizerOverride(parts.dense_optimizer)(self._step)
         self.graphed = graphed(step, parts.bags, dense_kernels=False) if config.train.graphs else None
-        self._run_step: Callable[[Batch], Tensor] = self.graphed or step
+        self._run_step: Callable[[Batch], tuple[Tensor, Tensor]] = self.graphed or step
 
     def train(self) -> Outcome:
-        """Train, evaluate, and write every row back to the store. Ctrl-C ends training early and keeps its result."""
+        """Train, evaluate, and write every row back to the store. Ctrl-C ends training early and keeps its result.
+
+        Raises:
+            NotFiniteError: the loss of a step or a prediction in an evaluation is NaN or infinite.
+        """
         try:
             return self._train()
         finally:
@@ -131,22 +138,24 @@ class Trainer:
         valid: dict[str, float] | None = None
         epochs = self._epochs(loader)
         try:
-            for batch, ends_epoch in epochs:
+            for batch, place in epochs:
                 with defer_sigint():  # Ctrl-C comes between two steps, never between rows and the dense part
                     with self._timeline.span("train", "train"):
-                        loss = self._run_step(batch)
+                        loss, logits = self._run_step(batch)
                         for schedule in schedules if step < changing else ():
                             schedule.step()
                     step += 1
                     self._log.add(loss, batch.label.shape[0])
+                    self._refuse(self._losses.add(TrainedStep(step, place, loss, logits, batch.dense, batch.label)))
                     last, record = step == num_steps, None
                     if step % config.log_every == 0 or last:
+                        self._refuse(self._losses.finish())
                         record = self._log.flush(step, time.perf_counter() - start - evaluating)
                 if record is not None:
                     self._notify(record)
                 if last:
                     break
-                if ends_epoch if config.eval_every is None else step % config.eval_every == 0:
+                if place.ends_epoch if config.eval_every is None else step % config.eval_every == 0:
                     began = time.perf_counter()
                     valid = self.evaluate("valid", step)
                     evaluating += time.perf_counter() - began
@@ -168,7 +177,9 @@ class Trainer:
         """AUC, log loss and accuracy on a split, None if it has no samples. Calls the observers and the strategy."""
         if self._data.num_samples(split) == 0:
             return None
-        result = evaluate(self._parts, self._data.loader(split, self._config.train.eval_batch_size), self._precision())
+        self._refuse(self._losses.finish())
+        loader = self._data.loader(split, self._config.train.eval_batch_size)
+        result = evaluate(self._parts, loader, self._precision(), split, self._data.schema.dense)
         if result is not None:
             for observer in self._observers:
                 observer.evaluated({"kind": split, "step": step, "samples": self._log.samples, **result})
@@ -183,21 +194,31 @@ class Trainer:
         """
         with defer_sigint():
             if self._kept_at == 0.0:
+                self._refuse(self._losses.finish())
                 epochs.close()  # here, because Python ignores an interrupt of the finalizer of a loop
                 self._parts.bags.flush()
                 kept_at = time.perf_counter()
                 self.after_training()
                 self._kept_at = kept_at
 
-    def _epochs(self, loader: Loader) -> Generator[tuple[Batch, bool]]:
-        """Iterate over the batches of all epochs. With each batch comes True if it is the last of its epoch."""
+    def _refuse(self, bad: BadStep | None) -> None:
+        """Raise if a step has a loss that is not finite. What was trained since then is not kept."""
+        if bad is not None:
+            parts = self._parts
+            columns = self._data.schema.dense
+            raise failed_training(bad, parts.model, parts.bags, parts.dense_optimizer, columns, self._config)
+
+    def _epochs(self, loader: Loader) -> Generator[tuple[Batch, Place]]:
+        """Iterate over the batches of all epochs. With each batch comes its place in the data."""
         for epoch in range(self._config.train.epochs):
             loader.set_epoch(epoch)
             self._parts.bags.train()
             loaded = self._timeline.timed(self._pinned_ahead(loader), "load", "load")
             planned = self._timeline.timed(self._strategy.batches(loaded, self._parts.bags), "plan", "plan")
+            first = 1
             for number, batch in enumerate(planned, start=1):
-                yield batch, number == len(loader)
+                yield batch, Place(epoch + 1, number, len(loader), first)
+                first += batch.label.shape[0]
 
     def _pinned_ahead(self, loader: Loader) -> Iterable[Batch]:
         """The loader's batches. For a GPU they are in pinned memory, and a thread reads slow loaders ahead.
@@ -209,7 +230,8 @@ class Trainer:
         batches = map(pinned, loader)
         return batches if self._strategy.loads_ahead else iterate_ahead_if_slow(batches)
 
-    def _step(self, batch: Batch) -> Tensor:
+    def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Train a batch. Returns its loss and its logits."""
         parts = self._parts
         parts.model.train()
         parts.bags.train()
@@ -223,7 +245,7 @@ class Trainer:
         with self._timeline.span("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         parts.dense_optimizer.step()
-        return loss.detach()
+        return loss.detach(), logits.detach()
 
     def _precision(self) -> AbstractContextManager[object]:
         return computing_in(self._config.train.precision, self._parts.device)
@@ -257,11 +279,17 @@ def embed(parts: Parts, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
     return pooled.to(parts.device)
 
 
-def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[object]) -> dict[str, float] | None:
+def evaluate(
+    parts: Parts, loader: Loader, precision: AbstractContextManager[object], split: str, columns: Sequence[str]
+) -> dict[str, float] | None:
     """Metrics over all batches of a loader. Nothing is trained, and the cache keeps its rows.
 
     Args:
         precision: a context for the forward passes, see `computing_in`.
+        split, columns: the name of the split and of the dense columns, for error messages.
+
+    Raises:
+        NotFiniteError: a logit is NaN or infinite.
     """
     metrics = ClickMetrics()
     was_training = parts.bags.training
@@ -270,7 +298,11 @@ def evaluate(parts: Parts, loader: Loader, precision: AbstractContextManager[obj
     try:
         with torch.no_grad(), precision:
             for batch in loader:
-                metrics.add(parts.model(batch.dense.to(parts.device), embed(parts, batch.ids)), batch.label)
+                logits = parts.model(batch.dense.to(parts.device), embed(parts, batch.ids)).cpu()
+                if not bool(torch.isfinite(logits).all()):
+                    first = metrics.num_samples + 1
+                    raise failed_evaluation(logits, batch.dense, first, split, parts.model, parts.bags, columns)
+                metrics.add(logits, batch.label)
     finally:
         parts.bags.train(was_training)
     return metrics.result()

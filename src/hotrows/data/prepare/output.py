@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from uuid import uuid4
 from hotrows.data.checksums import OWN_CHECKSUM, SECTIONS, sections_of, sha256_of_description, sha256_of_file
 from hotrows.data.description import DESCRIPTION, FORMAT
 from hotrows.data.prepare.errors import OutputError
+from hotrows.json_text import json_text
 
 
 @contextmanager
@@ -66,6 +66,6 @@ def write_description(directory: Path, description: dict[str, Any]) -> None:
     }
     content[OWN_CHECKSUM] = sha256_of_description(content)
     with (directory / DESCRIPTION).open("w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
+        file.write(json_text(content, indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
