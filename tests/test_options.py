@@ -22,7 +22,7 @@ class Settings:
     count: int = option(3, "How many.", least=1)
     share: float = option(0.5, "How much.", above=0, most=1)
     rest: float = option(0.5, "How much is left.", least=0, below=1)
-    place: str = option("here", "Where.", choices=("here",), also="any other place")
+    site: str = option("here", "Where.", choices=("here",), also="any other site")
     plain: list[int] = field(default_factory=list)
     section: Section = field(default_factory=Section)
 
@@ -33,12 +33,12 @@ def settings(**given: object) -> Settings:
 
 def test_options_are_described_in_order() -> None:
     found = {each.name: each for each in describe_options(Settings)}
-    assert list(found) == ["name", "kind", "size", "count", "share", "rest", "place", "plain"]
+    assert list(found) == ["name", "kind", "size", "count", "share", "rest", "site", "plain"]
     assert found["name"].default is MISSING
     assert (found["plain"].default, found["plain"].help) == ([], "")
     assert [each.allowed for each in found.values()] == [
         "", "first", "from 1 to 8", "1 or more", "more than 0 and at most 1", "from 0 to less than 1",
-        "here or any other place", "",
+        "here or any other site", "",
     ]  # fmt: skip
     assert found["count"].full_help == "How many. Allowed: 1 or more."
 
@@ -64,7 +64,7 @@ def test_what_is_not_allowed_is_refused(given: dict[str, object], message: str) 
 
 def test_what_is_allowed_is_taken() -> None:
     check_options(settings())
-    check_options(settings(size=8, share=1, rest=0, place="there"))
+    check_options(settings(size=8, share=1, rest=0, site="there"))
 
 
 def test_a_registry_may_grow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from hotrows.errors import NotFiniteError
 from hotrows.strategies import DataKnowledge
 from hotrows.train import loss_check, run
 from hotrows.train.config import RunConfig
-from hotrows.train.loss_check import BadStep, LossCheck, Place, TrainedStep
+from hotrows.train.loss_check import BadStep, BatchPosition, LossCheck, TrainedStep
 from hotrows.train.save import save_model
 from hotrows.train.timeline import Timeline
 from hotrows.train.trainer import Trainer
@@ -200,7 +200,9 @@ def test_an_evaluation_before_the_copy_has_arrived(monkeypatch: pytest.MonkeyPat
 
 def trained(step: int, loss: float, device: str = "cpu") -> TrainedStep:
     numbers = torch.full((2,), loss, device=device)
-    return TrainedStep(step, Place(1, step, 100, 2 * step), numbers[0], numbers, torch.zeros(2, 1), torch.zeros(2))
+    return TrainedStep(
+        step, BatchPosition(1, step, 100, 2 * step), numbers[0], numbers, torch.zeros(2, 1), torch.zeros(2)
+    )
 
 
 def test_losses_are_read_some_steps_at_a_time_and_never_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def failed_training(
     """
     found = Findings()
     trained = bad.trained
-    _look_at_inputs(found, trained.dense, trained.label, columns, trained.place.first_sample)
+    _look_at_inputs(found, trained.dense, trained.label, columns, trained.position.first_sample)
     before = "" if bad.before is None else f"; in the step before, {Numbers.of(iter([bad.before.logits]))}"
     found.facts["logits"] = f"{Numbers.of(iter([trained.logits]))}{before}"
     if bad.losses_before:
@@ -71,18 +71,18 @@ def failed_training(
     _look_at_weights(found, model, bags, f"after step {bad.num_steps:,}")
     if not found.advice:
         _advise_on_divergence(found, bad, bags.optimizer, dense_optimizer, config)
-    place, size = trained.place, trained.label.shape[0]
-    last = place.first_sample + size - 1
+    position, size = trained.position, trained.label.shape[0]
+    last = position.first_sample + size - 1
     order = ", in the shuffled order" if config.train.shuffle else ""
     where = (
-        f"epoch {place.epoch}, batch {place.batch:,} of {place.num_batches:,}, samples {place.first_sample:,} to "
-        f"{last:,} of the train split{order}"
+        f"epoch {position.epoch}, batch {position.batch:,} of {position.num_batches:,}, samples "
+        f"{position.first_sample:,} to {last:,} of the train split{order}"
     )
     meanwhile = f" {later:,} more {_plural(later, 'step')} ran before this was known." if later else ""
     message = f"training stopped: the loss of step {trained.step:,} is {bad.loss} ({where}).{meanwhile}"
     details = {
-        "step": trained.step, "loss": str(bad.loss), "epoch": place.epoch, "batch": place.batch,
-        "first_sample": place.first_sample, "last_sample": last, "shuffled": config.train.shuffle,
+        "step": trained.step, "loss": str(bad.loss), "epoch": position.epoch, "batch": position.batch,
+        "first_sample": position.first_sample, "last_sample": last, "shuffled": config.train.shuffle,
         "steps_trained": bad.num_steps, "losses_before": list(bad.losses_before),
     }  # fmt: skip
     return _error(message, found, details)

@@ -15,7 +15,7 @@ NUM_BEFORE = 5  # how many losses before the bad one are kept
 
 
 @dataclass(frozen=True)
-class Place:
+class BatchPosition:
     """Where a batch lies in the data.
 
     Args:
@@ -40,7 +40,7 @@ class TrainedStep:
     """A step that was trained, and what is needed to say what was wrong with it. The tensors stay where they are."""
 
     step: int
-    place: Place
+    position: BatchPosition
     loss: Tensor
     logits: Tensor
     dense: Tensor

@@ -21,7 +21,7 @@ from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.strategies import Strategy
 from hotrows.train.config import RunConfig, TrainConfig
 from hotrows.train.diagnosis import failed_evaluation, failed_training
-from hotrows.train.loss_check import BadStep, LossCheck, Place, TrainedStep
+from hotrows.train.loss_check import BadStep, BatchPosition, LossCheck, TrainedStep
 from hotrows.train.metrics import ClickMetrics
 from hotrows.train.precision import computing_in
 from hotrows.train.schedule import make_schedules, num_changing
@@ -138,7 +138,7 @@ class Trainer:
         valid: dict[str, float] | None = None
         epochs = self._epochs(loader)
         try:
-            for batch, place in epochs:
+            for batch, position in epochs:
                 with defer_sigint():  # Ctrl-C comes between two steps, never between rows and the dense part
                     with self._timeline.span("train", "train"):
                         loss, logits = self._run_step(batch)
@@ -146,7 +146,7 @@ class Trainer:
                             schedule.step()
                     step += 1
                     self._log.add(loss, batch.label.shape[0])
-                    self._refuse(self._losses.add(TrainedStep(step, place, loss, logits, batch.dense, batch.label)))
+                    self._refuse(self._losses.add(TrainedStep(step, position, loss, logits, batch.dense, batch.label)))
                     last, record = step == num_steps, None
                     if step % config.log_every == 0 or last:
                         self._refuse(self._losses.finish())
@@ -155,7 +155,7 @@ class Trainer:
                     self._notify(record)
                 if last:
                     break
-                if place.ends_epoch if config.eval_every is None else step % config.eval_every == 0:
+                if position.ends_epoch if config.eval_every is None else step % config.eval_every == 0:
                     began = time.perf_counter()
                     valid = self.evaluate("valid", step)
                     evaluating += time.perf_counter() - began
@@ -208,8 +208,8 @@ class Trainer:
             columns = self._data.schema.dense
             raise failed_training(bad, parts.model, parts.bags, parts.dense_optimizer, columns, self._config)
 
-    def _epochs(self, loader: Loader) -> Generator[tuple[Batch, Place]]:
-        """Iterate over the batches of all epochs. With each batch comes its place in the data."""
+    def _epochs(self, loader: Loader) -> Generator[tuple[Batch, BatchPosition]]:
+        """Iterate over the batches of all epochs. With each batch comes its position in the data."""
         for epoch in range(self._config.train.epochs):
             loader.set_epoch(epoch)
             self._parts.bags.train()
@@ -217,7 +217,7 @@ class Trainer:
             planned = self._timeline.timed(self._strategy.batches(loaded, self._parts.bags), "plan", "plan")
             first = 1
             for number, batch in enumerate(planned, start=1):
-                yield batch, Place(epoch + 1, number, len(loader), first)
+                yield batch, BatchPosition(epoch + 1, number, len(loader), first)
                 first += batch.label.shape[0]
 
     def _pinned_ahead(self, loader: Loader) -> Iterable[Batch]:
