@@ -1,6 +1,8 @@
 """Devices to test on: where there is no GPU, the kernels run in Triton's interpreter."""
 
+import logging
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import numpy as np
@@ -41,6 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def same_log_level() -> Iterator[None]:
+    """Scripts quieten hotrows' logger for themselves. Tests that run after theirs look at what it logs."""
+    logger = logging.getLogger("hotrows")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

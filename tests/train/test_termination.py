@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections import Counter
@@ -246,9 +247,22 @@ def test_the_handler_of_sigterm_is_there_only_while_it_trains(tmp_path: Path) ->
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_an_interrupt_in_a_finalizer_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    """Python prints an exception of a finalizer and goes on, so the run has to send the signal to itself again."""
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_an_interrupt_in_a_finalizer_ends_the_run(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Python prints an exception of a finalizer and goes on, so the run has to send the signal to itself again.
+
+    It must not do so before Python has left the hook for such exceptions, however long that takes.
+    """
     run_step = Trainer._step
+
+    class SlowStart(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            time.sleep(seconds)
+
+    monkeypatch.setattr("hotrows.train.termination.threading.Thread", SlowStart)
 
     class Collected:
         def __del__(self) -> None:

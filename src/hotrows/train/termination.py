@@ -3,10 +3,13 @@
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import contextmanager, suppress
+from types import CodeType, FrameType
 from typing import Any
+
+from hotrows.runtime.defer_sigint import defer_sigint
 
 
 @contextmanager
@@ -27,8 +30,8 @@ def ended_by_signals() -> Iterator[None]:
 
     def send_again(unraisable: Any) -> None:
         if unraisable.exc_type is KeyboardInterrupt:
-            # From another thread, because here the signal would arrive in the finalizer again.
-            threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,)).start()
+            with suppress(KeyboardInterrupt), defer_sigint():  # a second Ctrl-C must not end the hook before the start
+                threading.Thread(target=_interrupt_later, args=(send_again.__code__,)).start()
         else:
             report(unraisable)
 
@@ -39,3 +42,17 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         sys.unraisablehook = report
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _interrupt_later(hook: CodeType) -> None:
+    """Send SIGINT once the main thread has left `hook`, where Python would print the exception and go on."""
+    main = threading.main_thread().ident
+    assert main is not None
+    while True:
+        frame = sys._current_frames().get(main)
+        while frame is not None and frame.f_code is not hook:
+            frame = frame.f_back
+        if frame is None:
+            break
+        time.sleep(0.001)
+    signal.raise_signal(signal.SIGINT)
