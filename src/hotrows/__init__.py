@@ -16,7 +16,6 @@ from hotrows.errors import OutOfMemoryError as OutOfMemoryError
 from hotrows.graphs.training_step import GraphedStep as GraphedStep
 from hotrows.graphs.training_step import graphed as graphed
 from hotrows.loop.lookahead import lookahead as lookahead
-from hotrows.nn import Embedding as Embedding
 from hotrows.nn import EmbeddingBag as EmbeddingBag
 from hotrows.nn import EmbeddingBagCollection as EmbeddingBagCollection
 from hotrows.simulate import Simulation as Simulation

@@ -58,15 +58,6 @@ class CheckedRows:
     bad: Tensor | None = None
 
 
-class Call(NamedTuple):
-    """One of several calls that look a batch up."""
-
-    table: str
-    ids: Tensor
-    start: int  # its first lookup in the batch
-    stop: int
-
-
 @dataclass(slots=True, eq=False)
 class BatchTicket:
     """One batch on its way through one cache."""
@@ -86,7 +77,6 @@ class BatchTicket:
     error: BaseException | None = None  # why the announcement failed
     checked: bool = False  # the host has read `bad_id` back
     is_bad: bool = False  # the host has found a bad id
-    calls: tuple[Call, ...] = ()  # if the batch may be looked up in several calls, each with its ids in `ids`
     was_rejected: bool = False  # an earlier plan was rejected, so the next one searches all slots for victims
 
     # Filled by planning.
@@ -135,6 +125,12 @@ class BatchTicket:
         return self.counts is not None and self.counts.overflow > 0
 
     @property
+    def planned_rows(self) -> Tensor:
+        """The plan's unique rows, numbered table after table whatever their order in the store."""
+        assert self.plan is not None
+        return self.plan.unique.rows if self.rows_by_table is None else self.rows_by_table
+
+    @property
     def unique_by_table(self) -> UniqueRows:
         """The unique rows, numbered table after table."""
         return self.unique if self.rows_by_table is None else self.unique._replace(rows=self.rows_by_table)
@@ -166,13 +162,6 @@ class BatchTicket:
         """A forward pass with these id tensors looks up what was announced."""
         return all(_same(*each) for each in zip(self.ids, self._versions, ids, strict=True))
 
-    def find_call(self, table: str, ids: Tensor) -> Call | None:
-        """The announced call that looks these ids up in a table; None if there is none."""
-        for call, version in zip(self.calls, self._versions, strict=True):
-            if call.table == table and _same(call.ids, version, ids):
-                return call
-        return None
-
 
 class PlannedAhead(NamedTuple):
     """The situation in which the loop planned a batch ahead of its iteration."""
@@ -203,21 +192,8 @@ class CoalescedBatches:
 def _same(old: Tensor, version: int, new: Tensor) -> bool:
     if old is new:
         return _versions((new,)) == [version]
-    if _versions((old,)) != [version]:
-        return False
     # Comparing values would synchronize on a GPU, and planning anew does not.
-    return _is_same_view(old, new) or (old.device.type == new.device.type == "cpu" and torch.equal(old, new))
-
-
-def _is_same_view(old: Tensor, new: Tensor) -> bool:
-    """Both tensors are views of the same memory, as two times `ids[:, 0]` is. They have one version counter then."""
-    return (
-        old.numel() > 0
-        and old.data_ptr() == new.data_ptr()
-        and (old.dtype, old.shape, old.stride()) == (new.dtype, new.shape, new.stride())
-        and old.device == new.device
-        and _versions((old,)) == _versions((new,))
-    )
+    return old.device.type == new.device.type == "cpu" and _versions((old,)) == [version] and torch.equal(old, new)
 
 
 _version = attrgetter("_version")

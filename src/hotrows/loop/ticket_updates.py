@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotrows.cache.planning.plan_of_call import plan_of_rows
-from hotrows.cache.planning.protocol import Placement, Plan
+from hotrows.cache.planning.protocol import Placement
 from hotrows.cache.row_updater import LookupGrads
 from hotrows.cache.stale_reads import StaleRead, StaleReads
 from hotrows.loop.scheduler import Scheduler
@@ -19,21 +18,17 @@ class Contribution:
     """Gradients of one forward pass by row, waiting to be applied together with others."""
 
     ticket: BatchTicket
-    row_slots: Tensor  # int32 [N], by the plan of the forward pass; NO_SLOT behind the last row
     rows: Tensor  # int64 [N], unique, numbered table after table, NO_ROW behind the last
     grads: Tensor  # float32 [N, D]
 
 
-def values_to_train(scheduler: Scheduler, ticket: BatchTicket, plan: Plan) -> tuple[Tensor, Tensor]:
-    """The values [·, ≥ D] that a training forward pass reads, and the position of each lookup's row, int32 [N].
-
-    Args:
-        plan: of the lookups of this forward pass.
-    """
+def values_to_train(scheduler: Scheduler, ticket: BatchTicket) -> tuple[Tensor, Tensor]:
+    """The values [·, ≥ D] that a training forward pass reads, and the position of each lookup's row, int32 [N]."""
+    assert ticket.plan is not None
     if ticket.stale_read is None or scheduler.stale_reads is None:
-        return scheduler.cache.records, plan.slots
-    scheduler.stale_reads.count(ticket.stale_read, scheduler.cache.records, plan.row_slots)
-    return ticket.stale_read.values, plan.unique.inverse
+        return scheduler.cache.records, ticket.plan.slots
+    scheduler.stale_reads.count(ticket.stale_read, scheduler.cache.records, ticket.plan.row_slots)
+    return ticket.stale_read.values, ticket.plan.unique.inverse
 
 
 def can_update_in_place(scheduler: Scheduler, ticket: BatchTicket) -> bool:
@@ -43,16 +38,13 @@ def can_update_in_place(scheduler: Scheduler, ticket: BatchTicket) -> bool:
     return not ticket.overflows or ticket.plan.plan_number == scheduler.cache.planner.plan_number
 
 
-def update(scheduler: Scheduler, ticket: BatchTicket, plan: Plan, grads: LookupGrads) -> None:
-    """Apply one optimizer step to the rows of a plan, in the caller's stream.
-
-    Args:
-        plan: of the lookups that have these gradients: that of the ticket, or of a call.
-    """
+def update(scheduler: Scheduler, ticket: BatchTicket, grads: LookupGrads) -> None:
+    """Apply one optimizer step to the rows of a plan, in the caller's stream."""
+    assert ticket.plan is not None
     scheduler.cache.check()
     if scheduler.stale_reads is not None and scheduler.stale_reads.last is not None:
         scheduler.wait_event(scheduler.stale_reads.last)
-    _apply_step(scheduler, ticket, plan, grads, (ticket,))
+    _apply_step(scheduler, ticket, grads, (ticket,))
 
 
 def update_together(scheduler: Scheduler, contributions: list[Contribution]) -> None:
@@ -62,35 +54,22 @@ def update_together(scheduler: Scheduler, contributions: list[Contribution]) -> 
     # The rows of the parts were allocated in the planning stream, which must not reuse their memory before the caller's
     # stream has read them.
     scheduler.streams.keep_alive_until(contributions, record_event(scheduler.device))
-    batches = tuple(part.ticket for part in contributions)
-    if _are_calls_in_flight(batches):
-        ticket = batches[0]
-        assert ticket.plan is not None
-        plan = plan_of_rows(ticket.plan, rows, torch.cat([part.row_slots for part in contributions]))
-        update(scheduler, ticket, plan, LookupGrads(grads))
-        return
     ticket = scheduler.announcements.announce_rows(lambda: CheckedRows(rows))
     scheduler.plan_now(ticket, Placement.SPILL)
     try:
         scheduler.acquire(ticket)
         if scheduler.stale_reads is not None and scheduler.stale_reads.last is not None:
             scheduler.wait_event(scheduler.stale_reads.last)
-        assert ticket.plan is not None
-        _apply_step(scheduler, ticket, ticket.plan, LookupGrads(grads), batches)
+        _apply_step(scheduler, ticket, LookupGrads(grads), tuple(part.ticket for part in contributions))
     finally:
         scheduler.release(ticket)
 
 
-def _are_calls_in_flight(batches: tuple[BatchTicket, ...]) -> bool:
-    """All are one batch, looked up in several calls, whose rows still are in the slots of its plan."""
-    first = batches[0]
-    return bool(first.calls) and all(each is first for each in batches) and not (first.is_released or first.overflows)
-
-
 def _apply_step(
-    scheduler: Scheduler, ticket: BatchTicket, plan: Plan, grads: LookupGrads, batches: tuple[BatchTicket, ...]
+    scheduler: Scheduler, ticket: BatchTicket, grads: LookupGrads, batches: tuple[BatchTicket, ...]
 ) -> None:
-    updater = scheduler.updater
+    assert ticket.plan is not None
+    updater, plan = scheduler.updater, ticket.plan
     assert updater.optimizer is not None
     scheduler.bad_ids.uncount_bad_steps(wait=updater.optimizer.depends_on_step)
     scheduler.overflow_copies.before_update(ticket)
@@ -108,7 +87,7 @@ def read_rows_early(scheduler: Scheduler) -> None:
 
 def read_early(scheduler: Scheduler, ticket: BatchTicket) -> None:
     """Read the rows of the next batch, behind its moves and all updates so far. The next update waits for the read."""
-    if scheduler.stale_reads is None or ticket.stale_read is not None or ticket.calls:
+    if scheduler.stale_reads is None or ticket.stale_read is not None:
         return
     assert ticket.ready is not None
     assert ticket.plan is not None

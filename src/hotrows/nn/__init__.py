@@ -1,5 +1,4 @@
-"""What a model sees: embedding bags and embeddings."""
+"""What a model sees: embedding bags."""
 
 from hotrows.nn.collection import EmbeddingBagCollection as EmbeddingBagCollection
-from hotrows.nn.embedding import Embedding as Embedding
 from hotrows.nn.embedding_bag import EmbeddingBag as EmbeddingBag

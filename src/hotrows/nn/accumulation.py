@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrows.cache.planning.protocol import Plan
 from hotrows.cache.row_updater import LookupGrads
 from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket
@@ -154,11 +153,8 @@ class GradientAccumulation:
         self._open.add(opened)
         return opened
 
-    def reach(self, opened: OpenPass, ticket: BatchTicket, plan: Plan, grads: LookupGrads) -> Tensor | None:
+    def reach(self, opened: OpenPass, ticket: BatchTicket, grads: LookupGrads) -> Tensor | None:
         """The backward pass has reached a forward pass.
-
-        Args:
-            plan: of its lookups: that of the ticket, or of a call.
 
         Returns:
             The gradient of the anchor. None, unless private calls are switched off: then the anchor's gradient counts
@@ -185,50 +181,50 @@ class GradientAccumulation:
             self._kept.add(opened)
         with scheduler.exclusive:
             if not is_alone:
-                self._gather(ticket, plan, grads)
+                self._gather(ticket, grads)
                 self._end(opened, ticket)
             elif self._is_only and can_update_in_place(scheduler, ticket):
-                update(scheduler, ticket, plan, grads)
+                update(scheduler, ticket, grads)
                 self._end(opened, ticket)
             else:
-                self._wait(opened, ticket, plan, grads)
+                self._wait(opened, ticket, grads)
         return torch.ones((), dtype=torch.float32, device=scheduler.device) if cuda_private.SAFE else None
 
     def _end(self, opened: OpenPass, ticket: BatchTicket) -> None:
         self._scheduler.note_use(ticket)
         opened.end(self._scheduler, ticket)
 
-    def _gather(self, ticket: BatchTicket, plan: Plan, grads: LookupGrads) -> None:
+    def _gather(self, ticket: BatchTicket, grads: LookupGrads) -> None:
         """Add up the gradients by row now, so that neither the plan nor the slots are needed any more."""
-        contribution = _contribution(ticket, plan, grads)
+        contribution = _contribution(ticket, grads)
         self._step.add(Reached(self._scheduler, lambda: contribution, None, record_event(self._scheduler.device)))
 
-    def _wait(self, opened: OpenPass, ticket: BatchTicket, plan: Plan, grads: LookupGrads) -> None:
+    def _wait(self, opened: OpenPass, ticket: BatchTicket, grads: LookupGrads) -> None:
         """Retain the ticket until the backward pass ends, and update the rows then."""
         scheduler = self._scheduler
 
         def update_in_place() -> bool:
             if not can_update_in_place(scheduler, ticket):
                 return False
-            update(scheduler, ticket, plan, grads)
+            update(scheduler, ticket, grads)
             self._end(opened, ticket)
             return True
 
         def contribution() -> Contribution:
-            found = _contribution(ticket, plan, grads)
+            found = _contribution(ticket, grads)
             self._end(opened, ticket)
             return found
 
         self._step.add(Reached(scheduler, contribution, update_in_place, record_event(scheduler.device)))
 
 
-def _contribution(ticket: BatchTicket, plan: Plan, grads: LookupGrads) -> Contribution:
-    by_row = grads.by_row(plan.unique)
-    all_rows = plan.unique.rows if ticket.rows_by_table is None else ticket.rows_by_table
-    rows = all_rows[: by_row.shape[0]]
+def _contribution(ticket: BatchTicket, grads: LookupGrads) -> Contribution:
+    assert ticket.plan is not None
+    by_row = grads.by_row(ticket.plan.unique)
+    rows = ticket.planned_rows[: by_row.shape[0]]
     if ticket.plan_buffer is not None:
         rows = rows.clone()  # the plan buffer belongs to another batch once this one is released
-    return Contribution(ticket, plan.row_slots[: by_row.shape[0]], rows, by_row)
+    return Contribution(ticket, rows, by_row)
 
 
 def make_anchor(step: OptimizerStep, device: torch.device) -> Tensor:
@@ -280,14 +276,15 @@ class CapturedUpdates:
             self._hyper.copy_(self._pinned, non_blocking=True)
         self.num_passes = (self.num_passes[0] + 1, self.num_passes[1])
 
-    def reach(self, opened: None, ticket: BatchTicket, plan: Plan, grads: LookupGrads) -> None:
+    def reach(self, opened: None, ticket: BatchTicket, grads: LookupGrads) -> None:
         """The backward pass has reached the forward pass."""
+        assert ticket.plan is not None
         self.num_passes = (self.num_passes[0], self.num_passes[1] + 1)
         self._in_use.append(grads)
         ready = record_event(self._scheduler.device)
         with torch.cuda.stream(self._stream):
             ready.wait()
-            self._scheduler.updater.apply(plan, grads, self._hyper)
+            self._scheduler.updater.apply(ticket.plan, grads, self._hyper)
 
     def join(self) -> None:
         """Order what the caller's stream does from now on behind the updates, as far as there are any."""

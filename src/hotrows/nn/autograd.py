@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hotrows.cache.planning.protocol import Plan
 from hotrows.cache.row_updater import LookupGrads
 from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket
@@ -19,7 +18,6 @@ class PooledRows(torch.autograd.Function):
     """(rows of a planned batch) → float32 [bags, D].
 
     `anchor` is a tensor that requires grad, so that autograd calls the backward pass: the rows are no parameters.
-    `plan` is that of the ticket, or of one call's share of it.
     """
 
     @staticmethod
@@ -29,15 +27,15 @@ class PooledRows(torch.autograd.Function):
         weights: Tensor | None,
         scheduler: Scheduler,
         ticket: BatchTicket,
-        plan: Plan,
         offsets: Tensor | None,
         mode: str,
         updates: GradientAccumulation | CapturedUpdates | None,
     ) -> Tensor:
-        cache = scheduler.cache
-        values, slots = (cache.records, plan.slots) if updates is None else values_to_train(scheduler, ticket, plan)
+        plan, cache = ticket.plan, scheduler.cache
+        assert plan is not None
+        values, slots = (cache.records, plan.slots) if updates is None else values_to_train(scheduler, ticket)
         pooled, winner = pool(values, slots, offsets, weights, cache.dim, mode)
-        ctx.ticket, ctx.plan, ctx.updates = ticket, plan, updates
+        ctx.ticket, ctx.updates = ticket, updates
         ctx.opened = None if updates is None else updates.open(ticket)
         ctx.winner = winner
         ctx.bag_of, ctx.scale = None, weights
@@ -59,8 +57,8 @@ class PooledRows(torch.autograd.Function):
             grad_weights = (by_lookup * ctx.rows).sum(1)
         if ctx.updates is not None:
             grads = LookupGrads(grad, ctx.bag_of, ctx.scale, ctx.winner)
-            grad_anchor = ctx.updates.reach(ctx.opened, ctx.ticket, ctx.plan, grads)
-        return grad_anchor, grad_weights, None, None, None, None, None, None
+            grad_anchor = ctx.updates.reach(ctx.opened, ctx.ticket, grads)
+        return grad_anchor, grad_weights, None, None, None, None, None
 
 
 def _bag_of(offsets: Tensor, num_lookups: int) -> Tensor:

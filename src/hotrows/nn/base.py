@@ -27,13 +27,7 @@ from hotrows.table import Table, whole_number
 
 
 class CachedModule(nn.Module):
-    """Base of `EmbeddingBag`, `Embedding` and `EmbeddingBagCollection`.
-
-    Attributes:
-        owner: the module whose caches this one shares; None if it has its own.
-    """
-
-    owner: "CachedModule | None" = None
+    """Base of `EmbeddingBag` and `EmbeddingBagCollection`."""
 
     def __init__(
         self,
@@ -80,15 +74,8 @@ class CachedModule(nn.Module):
         if optimizer is not None:
             optimizer.attach(self)
 
-    def _share(self, owner: "CachedModule", sets: list[TableSet]) -> None:
-        """Be a module of some of the owner's tables, with its caches, its lock and its optimizer step."""
-        self._is_frozen = False
-        self.optimizer, self.device, self.index = owner.optimizer, owner.device, owner.index
-        self.exclusive, self._forward_pass, self._open_loop = owner.exclusive, owner._forward_pass, owner._open_loop
-        self._sets = sets
-
-    def _pooled(self, lookups: Sequence[Lookups | None]) -> list[Tensor]:
-        """Pooled rows of each table set that is looked up, float32 [bags, D]."""
+    def _pooled(self, lookups: Sequence[Lookups]) -> list[Tensor]:
+        """Pooled rows of each table set, float32 [bags, D]."""
         trains = self.training and torch.is_grad_enabled() and not self._is_frozen
         if trains and self.optimizer is None:
             raise ValueError(

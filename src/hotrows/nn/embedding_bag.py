@@ -1,5 +1,6 @@
 """One table: a drop-in for `torch.nn.EmbeddingBag` whose rows live in host memory."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,14 +8,18 @@ from torch import Tensor
 
 from hotrows.batch import to_tensor
 from hotrows.cache.policies import Policy
-from hotrows.nn.table_lookups import TableUse
-from hotrows.nn.table_module import TableModule, check_padding_idx, check_pretrained, check_torch_arguments
+from hotrows.loop.ticket import CheckedRows
+from hotrows.nn.base import CachedModule
+from hotrows.nn.lookups import BAD_OFFSETS, Lookups, check_offsets, on_device, rows_of, with_offsets_checked
+from hotrows.nn.table_set import Ids, described, has_dense_values
 from hotrows.optim import RowOptimizer
 from hotrows.stores import StoreSettings
-from hotrows.table import Init
+from hotrows.table import Init, Table, whole_number
+
+NAME = "weight"
 
 
-class EmbeddingBag(TableModule):
+class EmbeddingBag(CachedModule):
     """`torch.nn.EmbeddingBag` with its rows in host memory and a cache of them on the device.
 
     It takes the arguments of `torch.nn.EmbeddingBag` first, and is called like it; keyword arguments say where the
@@ -64,22 +69,52 @@ class EmbeddingBag(TableModule):
         init: Init = "uniform",
         seed: int = 0,
     ) -> None:
-        check_torch_arguments(max_norm, scale_grad_by_freq, dtype)
-        padding_idx = check_padding_idx(padding_idx, num_embeddings)
+        if max_norm is not None:
+            raise ValueError(
+                "max_norm is not supported: it changes rows in the forward pass, outside the optimizer. Use weight "
+                "decay (hotrows.optim.SGD(lr, weight_decay)) to keep rows small"
+            )
+        if scale_grad_by_freq:
+            raise ValueError(
+                "scale_grad_by_freq is not supported: rows are updated as with sparse gradients, for which PyTorch "
+                "does not define it either"
+            )
+        if dtype not in (None, torch.float32):
+            raise ValueError(f"dtype is {dtype}: rows are float32")
+        num_embeddings = whole_number(num_embeddings, "num_embeddings")
+        embedding_dim = whole_number(embedding_dim, "embedding_dim")
+        if padding_idx is not None:
+            padding_idx = whole_number(padding_idx, "padding_idx", least=None)
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise ValueError(f"padding_idx is {padding_idx}, it must be within the {num_embeddings} rows")
+            padding_idx %= num_embeddings
         super().__init__(
-            num_embeddings, embedding_dim, TableUse(True, mode, padding_idx, include_last_offset), _weight, cache,
-            optimizer, policy, index, store, device, init, seed,
+            [Table(NAME, num_embeddings, init=init)],
+            embedding_dim, mode, cache, optimizer, policy, index, store, device, seed,
         )  # fmt: skip
-
-    @property
-    def include_last_offset(self) -> bool:
-        return self.use.include_last_offset
+        self._kept: dict[str, Any] = {
+            "cache": cache, "policy": policy, "index": index, "store": store, "init": init, "seed": seed,
+        }  # fmt: skip
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.include_last_offset = include_last_offset
+        self.padding_idx = padding_idx
+        if _weight is not None:
+            self.load_weight(_weight)
+        elif padding_idx is not None:
+            self._sets[0].set_part(self.tables[0], "weight", torch.zeros(1, embedding_dim), first_id=padding_idx)
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **arguments: Any) -> "EmbeddingBag":
         """A bag with rows from a [num_embeddings, embedding_dim] tensor. Frozen rows take no optimizer."""
-        num_rows, dim = check_pretrained(embeddings, freeze, arguments.get("optimizer"))
-        bag = cls(num_rows, dim, _weight=embeddings, **arguments)
+        if not has_dense_values(embeddings) or embeddings.dim() != 2:
+            raise ValueError(
+                f"embeddings are {described(embeddings)}, give a tensor [num_embeddings, embedding_dim]"
+                f"{to_tensor(embeddings, 'embeddings')}"
+            )
+        if freeze and arguments.get("optimizer") is not None:
+            raise ValueError("freeze=True takes no optimizer: pass freeze=False to train the rows")
+        bag = cls(embeddings.shape[0], embeddings.shape[1], _weight=embeddings, **arguments)
         bag._is_frozen = freeze
         return bag
 
@@ -91,7 +126,7 @@ class EmbeddingBag(TableModule):
             offsets: where each bag begins, [bags] (with `include_last_offset`, also where the last one ends).
             per_sample_weights: one weight per id, with mode "sum".
         """
-        lookups = self._calls.of_bags(input, offsets)
+        lookups = self._parse(input, offsets)
         if per_sample_weights is not None:
             if self.mode != "sum":
                 raise ValueError(f"per_sample_weights go with mode 'sum', this bag has mode {self.mode!r}")
@@ -106,7 +141,23 @@ class EmbeddingBag(TableModule):
                     f"weight per id"
                 )
             lookups.weights = per_sample_weights.to(self.device, torch.float32).flatten()
-        return self._look_up(lookups)
+        return self._forward_pass.output(self._pooled([lookups])[0])
+
+    def weight(self) -> Tensor:
+        """All rows as a CPU tensor, [num_embeddings, embedding_dim]."""
+        return self._sets[0].weight(self.tables[0])
+
+    def load_weight(self, weight: Tensor) -> None:
+        """Set all rows."""
+        self._sets[0].load_weight(self.tables[0], weight)
+
+    def pin(self, ids: Ids) -> None:
+        """Bring the rows of these ids into the cache, where they stay until `unpin`.
+
+        Args:
+            ids: a tensor, a NumPy array or a list of whole numbers.
+        """
+        self._sets[0].pin(self.tables[0], ids)
 
     def to_embedding_bag(self) -> torch.nn.EmbeddingBag:
         """The same rows as a plain PyTorch module on the CPU."""
@@ -114,6 +165,65 @@ class EmbeddingBag(TableModule):
             self.weight(), freeze=False, mode=self.mode, include_last_offset=self.include_last_offset,
             padding_idx=self.padding_idx,
         )  # fmt: skip
+
+    def _lookups(self, ids: Any) -> list[Lookups]:
+        return [self._parse(*ids) if isinstance(ids, tuple) else self._parse(ids, None, ids_alone=True)]
+
+    def _parse(self, input: Tensor, offsets: Tensor | None, *_: Any, ids_alone: bool = False) -> Lookups:
+        if not isinstance(input, Tensor) or input.dtype not in (torch.int64, torch.int32):
+            given = input.dtype if isinstance(input, Tensor) else f"a {type(input).__name__}"
+            raise ValueError(f"input is {given}, give ids as an int64 (or int32) tensor{to_tensor(input, 'ids')}")
+        if input.dim() == 2:
+            if offsets is not None:
+                raise ValueError("offsets go with a one-dimensional input; the bags of a [B, L] input are its rows")
+            num_bags, length = input.shape
+            if length != 1:
+                offsets = torch.arange(num_bags + 1, dtype=torch.int32, device="cpu") * length
+            ends = offsets
+        elif input.dim() == 1:
+            if offsets is None and not ids_alone:
+                raise ValueError("a one-dimensional input needs offsets: where each bag begins")
+            ends = self._ends(input, offsets)
+        else:
+            raise ValueError(f"input has {input.dim()} dimensions, give [N] with offsets or [B, L]")
+        on_host = offsets is None or offsets.device.type == "cpu"
+        ends = None if ends is None else on_device(ends, self.device)
+
+        # Lookups outlive the loop for a while. `make` must not refer to the module, because it would keep the cache and
+        # the store alive.
+        device, num_rows, padding = self.device, self.num_embeddings, self.padding_idx
+
+        def make() -> CheckedRows:
+            ids = on_device(input, device).long().flatten()
+            one = torch.zeros(1, dtype=torch.int64, device=device)
+            mask = None if padding is None else ids == padding
+            checked = rows_of(ids, one, one + num_rows, mask)
+            return checked if on_host or ends is None else with_offsets_checked(checked, ends)
+
+        return Lookups(make, partial(_describe, num_rows), key=(input,), offsets=ends)
+
+    def _ends(self, input: Tensor, offsets: Tensor | None) -> Tensor | None:
+        """Offsets with the end of the last bag."""
+        if offsets is None:
+            return None
+        if not isinstance(offsets, Tensor):
+            raise ValueError(f"offsets are a {type(offsets).__name__}, give a tensor{to_tensor(offsets, 'offsets')}")
+        if offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"offsets are {offsets.dtype} {list(offsets.shape)}, give int64 (or int32) [bags]")
+        if self.include_last_offset and offsets.numel() == 0:
+            raise ValueError("include_last_offset: offsets must have at least one element, the end of the last bag")
+        if offsets.device.type == "cpu":
+            check_offsets(offsets, input.numel(), "offsets")
+            if self.include_last_offset and int(offsets[-1]) != input.numel():
+                raise ValueError(
+                    f"include_last_offset: the last offset is {int(offsets[-1])}, but there are {input.numel()} ids"
+                )
+        if self.include_last_offset:
+            return offsets.int()
+        return torch.cat([offsets, offsets.new_full((1,), input.numel())]).int()
+
+    def _state_key(self, table: Table) -> str:
+        return "weight"
 
     def _arguments(self) -> dict[str, Any]:
         return {
@@ -126,3 +236,10 @@ class EmbeddingBag(TableModule):
             "optimizer": self.optimizer,
             **self._kept,
         }
+
+
+def _describe(num_rows: int, found: list[int]) -> str:
+    what, position, value = found
+    if what == BAD_OFFSETS:
+        return f"offsets must begin at 0, ascend, and end within the ids given; the last bag ends at {value}"
+    return f"input[{position}] is {value}, ids of this bag go from 0 to {num_rows - 1}; nothing of this batch was used"

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from hotrows.cache.planning.plan_of_call import plan_of_call, plan_without
-from hotrows.cache.planning.protocol import Placement, Plan
+from hotrows.cache.planning.protocol import Placement
 from hotrows.loop.scheduler import Scheduler
 from hotrows.loop.ticket import BatchTicket
 from hotrows.nn.accumulation import CapturedUpdates, GradientAccumulation, OptimizerStep, make_anchor
@@ -65,18 +64,16 @@ class ForwardPass:
                 if ticket is None:
                     ticket = scheduler.announcements.announce_rows(part.make, part.describe, part.key, to_policy=True)
                 tickets.append(ticket)
-                ticket.calls = part.calls
         except BaseException:  # The other caches must not expect this batch.
             for tables, ticket in zip(self._sets, tickets, strict=False):
                 tables.scheduler.announcements.withdraw(ticket)
             raise
         return tickets
 
-    def pool(self, lookups: Sequence[Lookups | None], trains: bool) -> list[Tensor]:
-        """Pooled rows of each table set that is looked up, float32 [bags, D].
+    def pool(self, lookups: Sequence[Lookups], trains: bool) -> list[Tensor]:
+        """Pooled rows of each table set, float32 [bags, D].
 
         Args:
-            lookups: of each table set; None for one that is not looked up.
             trains: the backward pass will update the rows.
         """
         if self._captured is not None:
@@ -86,13 +83,12 @@ class ForwardPass:
                 self._check_thread()
             tickets = self.current
             if tickets is not None and not _match(tickets, lookups):
-                if trains and _has_other_ids(tickets, lookups):
-                    self._warn_of_other_ids()
                 tickets = None
+                if trains:
+                    self._warn_of_other_ids()
             return [
                 self._pool(tables.scheduler, part, None if tickets is None else tickets[i], updates if trains else None)
                 for i, (tables, part, updates) in enumerate(zip(self._sets, lookups, self._accumulations, strict=True))
-                if part is not None
             ]
 
     def output(self, pooled: Tensor) -> Tensor:
@@ -122,10 +118,10 @@ class ForwardPass:
     ) -> Tensor:
         ticket = self._planned(scheduler, lookups, current, trains=updates is not None)
         try:
-            plan = _plan_of(scheduler.acquire(ticket), ticket, lookups, trains=updates is not None)
+            scheduler.acquire(ticket)
             anchor = self._anchor.detach() if updates is None else self._anchor
             pooled: Tensor = PooledRows.apply(  # type: ignore[no-untyped-call]
-                anchor, lookups.weights, scheduler, ticket, plan, lookups.offsets, lookups.mode or self._mode, updates
+                anchor, lookups.weights, scheduler, ticket, lookups.offsets, self._mode, updates
             )
             scheduler.note_use(ticket)
             return pooled
@@ -152,7 +148,7 @@ class ForwardPass:
         if current is not None and current.can_be_acquired:
             scheduler.retain(current)
             return current
-        if current is None or current.is_released or current.calls:
+        if current is None or current.is_released:
             ticket = scheduler.announcements.announce_rows(lookups.make, lookups.describe, lookups.key)
         else:
             ticket = scheduler.announcements.take_over(current) if trains else scheduler.announcements.copy_of(current)
@@ -163,15 +159,14 @@ class ForwardPass:
         scheduler.plan_now(ticket, Placement.SPILL if trains else Placement.READ_ONLY)
         return ticket
 
-    def _pool_captured(self, parts: CapturedParts, lookups: Sequence[Lookups | None], trains: bool) -> list[Tensor]:
+    def _pool_captured(self, parts: CapturedParts, lookups: Sequence[Lookups], trains: bool) -> list[Tensor]:
         if not trains:
             raise RuntimeError("the bags are read, not trained, in a step")
-        keys = [ids for part in lookups if part is not None for ids in part.key]
-        if not all(any(ids is known for known in self._captured_ids) for ids in keys):
+        if not all(any(ids is known for known in self._captured_ids) for part in lookups for ids in part.key):
             raise RuntimeError("the bags are called with other ids than the batch's")
         return [
             PooledRows.apply(  # type: ignore[no-untyped-call]
-                updates.anchor, None, tables.scheduler, ticket, ticket.plan, None, self._mode, updates
+                updates.anchor, None, tables.scheduler, ticket, None, self._mode, updates
             )
             for tables, (ticket, updates) in zip(self._sets, parts, strict=True)
         ]
@@ -215,35 +210,9 @@ class OpenLoop:
                 opened()
 
 
-def _match(tickets: Sequence[BatchTicket], lookups: Sequence[Lookups | None]) -> bool:
+def _match(tickets: Sequence[BatchTicket], lookups: Sequence[Lookups]) -> bool:
     """The tickets are those of a batch with these ids."""
-    for ticket, part in zip(tickets, lookups, strict=True):
-        if part is None:
-            continue
-        if ticket.calls:
-            if ticket.find_call(part.table, part.key[0]) is None:
-                return False
-        elif not ticket.matches(part.key):
+    for ticket, part in zip(tickets, lookups, strict=True):  # noqa: SIM110  (a generator is slower)
+        if not ticket.matches(part.key):
             return False
     return True
-
-
-def _has_other_ids(tickets: Sequence[BatchTicket], lookups: Sequence[Lookups | None]) -> bool:
-    """Ids were announced for what is looked up, though not these."""
-    for ticket, part in zip(tickets, lookups, strict=True):
-        if part is not None:
-            announced = [call.ids for call in ticket.calls if call.table == part.table] if ticket.calls else ticket.ids
-            if any(ids.numel() for ids in announced):
-                return True
-    return False
-
-
-def _plan_of(plan: Plan, ticket: BatchTicket, lookups: Lookups, trains: bool) -> Plan:
-    """The plan of these lookups from that of their ticket."""
-    if ticket.calls:
-        call = ticket.find_call(lookups.table, lookups.key[0])
-        assert call is not None
-        plan = plan_of_call(plan, call.start, call.stop, trains)
-    if trains and lookups.fixed_row is not None:
-        plan = plan_without(plan, lookups.fixed_row)
-    return plan

@@ -4,8 +4,7 @@ Ids are checked on the device, and the host does not wait for the result: a batc
 it changes nothing, and the host raises once the result is read back.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from hotrows.cache.planning.id_columns import IdColumns
 from hotrows.errors import BadIdError
-from hotrows.loop.ticket import NOTHING_BAD, Call, CheckedRows
+from hotrows.loop.ticket import NOTHING_BAD, CheckedRows
 from hotrows.ops.rows import NO_ROW
 
 BAD_ID = 1
@@ -30,10 +29,6 @@ class Lookups:
     offsets: Tensor | None = None  # int32 [bags + 1], None where every bag is one lookup
     weights: Tensor | None = None  # float32 [N]
     columns: IdColumns | None = None  # if the one tensor of `key` is ids [B, F] with one id per bag
-    mode: str | None = None  # of pooling; None for that of the module
-    table: str = ""  # if all lookups are in one table
-    fixed_row: int | None = None  # is read like others, and takes no gradient
-    calls: tuple[Call, ...] = ()  # if these are the lookups of several calls
 
     def make_checked(self) -> Tensor:
         """The rows, int64 [N]. Raises BadIdError at once, so on a GPU it waits for the device."""
@@ -42,44 +37,6 @@ class Lookups:
         if found[0] != NOTHING_BAD:
             raise BadIdError(self.describe(found))
         return made.rows
-
-
-def several_calls(parts: Sequence[Lookups]) -> Lookups:
-    """The lookups of several calls, each in one table, as one batch."""
-    calls, start = [], 0
-    for part in parts:
-        (ids,) = part.key
-        calls.append(Call(part.table, ids, start, start + ids.numel()))
-        start += ids.numel()
-    starts = [call.start for call in calls]
-    makes, describes = [part.make for part in parts], [part.describe for part in parts]
-
-    def make() -> CheckedRows:
-        checked = [each() for each in makes]
-        rows = torch.cat([each.rows for each in checked])
-        bad = [_shifted(each.bad, by) for each, by in zip(checked, starts, strict=True) if each.bad is not None]
-        if not bad:
-            return CheckedRows(rows)
-        each_bad = torch.stack(bad)
-        first = (each_bad[:, 0] != NOTHING_BAD).int().argmax().reshape(1)  # 0 if nothing is bad
-        found = each_bad.index_select(0, first)[0]
-        return CheckedRows(torch.where(found[0] == NOTHING_BAD, rows, NO_ROW), found)
-
-    def describe(found: list[int]) -> str:
-        what, position, value = found
-        number = bisect_right(starts, position) - 1
-        while calls[number].start == calls[number].stop and number > 0 and what != BAD_OFFSETS:
-            number -= 1  # a call without ids begins where the next one does
-        return f"table {calls[number].table!r}: {describes[number]([what, position - starts[number], value])}"
-
-    return Lookups(make, describe, tuple(call.ids for call in calls), calls=tuple(calls))
-
-
-def _shifted(bad: Tensor, by: int) -> Tensor:
-    """`CheckedRows.bad` of a call whose lookups begin at this position of the batch."""
-    shifted = bad.clone()
-    shifted[1] += by
-    return shifted
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
