@@ -9,7 +9,6 @@ from hotrows.models.base import Model as Model
 from hotrows.models.dcn import DCN as DCN
 from hotrows.models.dcn import DCNv2 as DCNv2
 from hotrows.models.deepfm import DeepFM as DeepFM
-from hotrows.models.defaults import Defaults as Defaults
 from hotrows.models.dlrm import DLRM as DLRM
 from hotrows.models.dlrm import SIZES
 from hotrows.models.wide_deep import WideDeep as WideDeep
@@ -66,14 +65,6 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
     """The options of a model, in the order of its constructor. The defaults of a preset are its own."""
     parameters = inspect.signature(find_model(name)).parameters
     return {option: parameter for option, parameter in parameters.items() if option not in _SHAPES}
-
-
-def defaults_of(name: str) -> Defaults:
-    """The settings with which this model trains if a run names none."""
-    build = find_model(name)
-    kind = build.func if isinstance(build, partial) else build
-    found = getattr(kind, "defaults", None)
-    return found if isinstance(found, Defaults) else Defaults()
 
 
 _SHAPES = ("num_dense", "num_features", "dim")

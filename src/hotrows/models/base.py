@@ -1,10 +1,6 @@
 """The base class of all models: it holds and checks the shapes of their inputs."""
 
-from typing import ClassVar
-
 from torch import Tensor, nn
-
-from hotrows.models.defaults import Defaults
 
 
 class Model(nn.Module):
@@ -14,12 +10,7 @@ class Model(nn.Module):
         num_dense: dense features per sample; 0 if the data has none.
         num_features: bags per sample.
         embedding_dim: the width of the rows, which the embedding bags must have.
-
-    Attributes:
-        defaults: the settings with which `hotrows train` trains this model if a run names none.
     """
-
-    defaults: ClassVar[Defaults] = Defaults()
 
     def __init__(self, num_dense: int, num_features: int, embedding_dim: int) -> None:
         super().__init__()
