@@ -8,6 +8,7 @@ from torch import Tensor
 
 import hotrows
 from hotrows.cache.planning.protocol import Placement
+from tests.graphs.fake_cuda import FakeCuda
 
 TABLES = [hotrows.Table("a", 200), hotrows.Table("b", 90)]
 
@@ -65,3 +66,34 @@ def test_batches_are_planned_one_by_one_if_they_do_not_fit_together() -> None:
     assert planned[1] >= 20
     _, expected = train(data, None, "100%")
     assert all(torch.equal(rows[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("num_trained", [1, 4, 7])
+def test_batches_outside_the_graph_are_not_planned_with_those_behind_one_in_it(
+    num_trained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty batch has no planning graph. Its ticket was released twice, because it came before its turn."""
+    FakeCuda(monkeypatch)
+    mix_empty_batches_and_others(num_trained, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_trained", [1, 4, 7])
+def test_batches_outside_the_graph_on_a_gpu(num_trained: int) -> None:
+    mix_empty_batches_and_others(num_trained, "cuda")
+
+
+def mix_empty_batches_and_others(num_trained: int, device: str) -> None:
+    data = [ids if number in (3, 6) else ids[:0] for number, ids in enumerate(batches(7))]
+    rows = []
+    for cache in (40, "100%"):
+        bags = hotrows.EmbeddingBagCollection(
+            TABLES, 4, cache=cache, optimizer=hotrows.optim.Adagrad(lr=0.1), index="hash", device=device
+        )
+        bags.schedulers[0].coalesce = 4
+        loop = hotrows.lookahead([ids.to(device) for ids in data], bags, depth=7, window=32, ids=lambda ids: ids)
+        for _, ids in zip(range(num_trained), loop, strict=False):
+            (bags(ids) - 1.0).square().sum().backward()
+        loop.close()
+        rows.append({table.name: bags.weight(table.name) for table in TABLES})
+    assert all(torch.equal(rows[0][name], rows[1][name]) for name in rows[0])

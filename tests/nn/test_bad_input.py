@@ -8,6 +8,7 @@ import torch
 
 import hotrows
 from hotrows import Jagged, Table
+from hotrows.loop.ticket import BAD_ELSEWHERE
 from hotrows.nn.lookups import BAD_ID, rows_of
 from hotrows.ops.rows import NO_ROW
 
@@ -62,6 +63,58 @@ def test_a_bad_id_within_accumulate_is_no_step(device: str) -> None:
     with bags.accumulate(), pytest.raises(hotrows.BadIdError, match="id 7"):
         step()
     assert bags.row_state("C1")["step"] == 0
+
+
+TWO_DIMS = {"tables": [Table("C1", 20, dim=4), Table("C2", 7, dim=8), Table("C3", 9, dim=4)], "dim": None}
+
+
+def batches_of(ids: list[list[int]], device: str) -> list[Any]:
+    """The same ids with one id per bag, and jagged."""
+    columns = torch.tensor(ids, device=device)
+    return [columns, Jagged(columns.T.flatten(), torch.ones_like(columns.T))]
+
+
+@pytest.mark.parametrize("form", [0, 1])
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[1, 2, 3], [3, 7, 3]], "feature 'C2'"),
+        ([[1, 2, 3], [3, 6, 9]], "feature 'C3'"),
+        ([[-1, 2, 3]], "feature 'C1'"),
+    ],
+)
+def test_a_bad_id_in_one_cache_leaves_no_rows_in_any(ids: list[list[int]], message: str, form: int) -> None:
+    bags = make(**TWO_DIMS)
+    parts = bags._lookups(batches_of(ids, "cpu")[form])
+    made = [part.make() for part in parts]
+    assert all((each.rows == NO_ROW).all() for each in made)
+    what = [int(each.bad[0]) for each in made if each.bad is not None]
+    assert sorted(what) == [BAD_ELSEWHERE, BAD_ID]
+    with pytest.raises(hotrows.BadIdError, match=message):
+        bags.deduplicate(batches_of(ids, "cpu")[form])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", [0, 1])
+@pytest.mark.parametrize("ids", [[[1, 2, 3], [3, 7, 3]], [[1, 2, 3], [3, 6, 9]], [[1, 2, 3], [20, 7, 9]]])
+def test_a_bad_id_in_one_cache_changes_no_row_and_counts_no_step_in_any(ids: list[list[int]], form: int) -> None:
+    """On a GPU the backward pass of the batch runs before the host knows."""
+    bags = make(**TWO_DIMS, optimizer=hotrows.optim.Adam(lr=0.1), device="cuda")
+    good = batches_of([[1, 2, 3], [3, 4, 3]], "cuda")[form]
+    step_of(bags, good)
+    before = {name: (bags.weight(name), bags.row_state(name)) for name in ("C1", "C2", "C3")}
+    with pytest.raises(hotrows.BadIdError):
+        step_of(bags, batches_of(ids, "cuda")[form])
+    for name, (rows, state) in before.items():
+        assert torch.equal(bags.weight(name), rows)
+        assert all(torch.equal(values, state[key]) for key, values in bags.row_state(name).items())
+    step_of(bags, good)  # the error is raised once
+    assert bags.row_state("C2")["step"] == 2
+
+
+def step_of(bags: hotrows.EmbeddingBagCollection, ids: Any) -> None:
+    torch.cat([out.flatten() for out in bags(ids)]).sum().backward()
+    bags.flush()
 
 
 def test_the_error_is_what_a_torch_user_catches() -> None:

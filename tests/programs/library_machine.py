@@ -1,6 +1,7 @@
 """Runs a program on the library, with any cache."""
 
 import copy
+import gc
 import pickle
 import re
 import time
@@ -458,9 +459,15 @@ def drop_failed_backward_pass(device: str) -> None:
 
 
 def frees_all_slots(scheduler: Scheduler) -> bool:
-    """No batch is in flight, perhaps after a while: on a GPU, autograd frees such nodes in a thread of its own."""
+    """No batch is in flight, perhaps after a while: on a GPU, autograd frees such nodes in a thread of its own.
+
+    From Python 3.12 on, an exception that leaves a `with` block of a generator is part of a cycle with the frames that
+    it went through, and these refer to the graph of the failed backward pass.
+    """
     give_up = time.monotonic() + 5.0
     while True:
+        if scheduler.in_flight:
+            gc.collect()
         scheduler.catch_up()
         if not scheduler.in_flight or time.monotonic() > give_up:
             return not scheduler.in_flight

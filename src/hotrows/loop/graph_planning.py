@@ -81,6 +81,7 @@ class GraphPlanning:
         if is_complete and self._to_announce is not None:
             self._replay(None, ())  # if the replay fails, this batch is not coalesced with others
         if coalesced is None:
+            scheduler.announcements.flush()  # batches outside the graph that came before this one do not wait for more
             request_buffer = graph.next_request_buffer()
             if request_buffer in self._in_request_buffer:
                 return None

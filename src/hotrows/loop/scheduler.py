@@ -374,6 +374,7 @@ class Scheduler:
             self._complete_plans()
             maintenance.write_back_all(self.cache, self.streams)
             self.cache.store.flush()
+            self.bad_ids.uncount_bad_steps(wait=True)
 
     def reload(self) -> None:
         """Read every row of the cache again, after the store was written from outside."""

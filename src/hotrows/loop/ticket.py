@@ -25,6 +25,7 @@ from hotrows.runtime.readback import Readback
 from hotrows.runtime.streams import Event
 
 NOTHING_BAD = 0
+BAD_ELSEWHERE = -1  # another cache of the module has found what is bad, and reports it
 
 
 class TicketState(Enum):
@@ -139,12 +140,12 @@ class BatchTicket:
         return self.announced is not None and self.announced.query()
 
     def check_ids(self) -> None:
-        """Raise if the batch has a bad id. Waits until the planning stream has looked at it."""
+        """Raise if the batch has a bad id in this cache. Waits until the planning stream has looked at it."""
         if self.bad_id is not None and not self.checked:
             found = self.bad_id.bad_id()
             self.checked = True
-            if found[0] != NOTHING_BAD:
-                self.is_bad = True
+            self.is_bad = found[0] != NOTHING_BAD
+            if self.is_bad and found[0] != BAD_ELSEWHERE:
                 assert self.describe is not None
                 raise BadIdError(self.describe(found))
 

@@ -173,11 +173,13 @@ class EmbeddingBagCollection(CachedModule):
         device = self.device
 
         def make() -> CheckedRows:
-            mine = on_device(ids, device).long()
+            num_samples = ids.shape[0]
+            first_row, num_rows = (each.repeat(num_samples) for each in (part.first_row_of_all, part.num_rows_of_all))
+            elsewhere = None if part.others is None else part.others.repeat(num_samples)
+            checked = rows_of(on_device(ids, device).long().flatten(), first_row, num_rows, elsewhere=elsewhere)
             if part.columns is not None:
-                mine = mine[:, part.columns]
-            num_samples = mine.shape[0]
-            return rows_of(mine.flatten(), part.first_row.repeat(num_samples), part.num_rows.repeat(num_samples))
+                checked.rows = checked.rows.view(ids.shape)[:, part.columns].flatten()
+            return checked
 
         return Lookups(make, part.describe, (ids,), columns=part.id_columns)
 
@@ -209,9 +211,10 @@ class EmbeddingBagCollection(CachedModule):
             position = torch.arange(values.numel(), dtype=torch.int32, device=device)
             ends = offsets[num_samples :: max(num_samples, 1)] if num_samples else offsets.new_zeros(num_features)
             feature = torch.searchsorted(ends.contiguous(), position, right=True).clamp_(max=num_features - 1)
-            mask = None if part.columns is None else part.others[feature]
-            rows = rows_of(values, part.first_row_of_all[feature], part.num_rows_of_all[feature], mask)
-            return rows if lengths_checked else with_offsets_checked(rows, offsets)
+            elsewhere = None if part.others is None else part.others[feature]
+            first_row, num_rows = part.first_row_of_all[feature], part.num_rows_of_all[feature]
+            rows = rows_of(values, first_row, num_rows, elsewhere=elsewhere)
+            return rows if lengths_checked else with_offsets_checked(rows, offsets, part.is_first)
 
         return make
 
@@ -272,15 +275,17 @@ class _Features:
         self.num_rows_of_all = torch.tensor([table.num_rows for table in table_of], device=device)
         self.first_row = self.first_row_of_all[mine]
         self.num_rows = self.num_rows_of_all[mine]
+        self.is_first = 0 in mine
         self.columns: Tensor | None = None
+        self.others: Tensor | None = None  # bool, which features are not among these
         if self.num != len(table_of):
             self.columns = torch.tensor(mine, device=device)
-        self.id_columns = IdColumns(self.columns, self.first_row, self.num_rows)
-        if self.columns is not None:
             self.others = torch.ones(len(table_of), dtype=torch.bool, device=device)
             self.others[self.columns] = False
+        self.id_columns = IdColumns(self.columns, self.first_row, self.num_rows)
 
     def describe(self, found: list[int]) -> str:
         """The error message for a bad id in ids with one id per bag."""
         _, position, value = found
-        return self._named.message(self.features[position % self.num], f"sample {position // self.num}", value)
+        sample, column = divmod(position, len(self._named.features))
+        return self._named.message(self._named.features[column], f"sample {sample}", value)

@@ -1,7 +1,8 @@
 """From a user's ids to rows: what a batch looks up in the tables of one dim, and whether anything is wrong with it.
 
 Ids are checked on the device, and the host does not wait for the result: a batch with a bad id gets no rows at all, so
-it changes nothing, and the host raises once the result is read back.
+it changes nothing, and the host raises once the result is read back. Tables of several dims have a cache for each dim:
+each of them checks the whole batch, so that none uses a batch that another refuses, and one of them reports it.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from hotrows.cache.planning.id_columns import IdColumns
 from hotrows.errors import BadIdError
-from hotrows.loop.ticket import NOTHING_BAD, CheckedRows
+from hotrows.loop.ticket import BAD_ELSEWHERE, NOTHING_BAD, CheckedRows
 from hotrows.ops.rows import NO_ROW
 
 BAD_ID = 1
@@ -34,7 +35,7 @@ class Lookups:
         """The rows, int64 [N]. Raises BadIdError at once, so on a GPU it waits for the device."""
         made = self.make()
         found = [NOTHING_BAD] if made.bad is None else made.bad.tolist()
-        if found[0] != NOTHING_BAD:
+        if found[0] not in (NOTHING_BAD, BAD_ELSEWHERE):
             raise BadIdError(self.describe(found))
         return made.rows
 
@@ -48,10 +49,18 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def rows_of(ids: Tensor, first_row: Tensor, num_rows: Tensor, mask: Tensor | None = None) -> CheckedRows:
+def rows_of(
+    ids: Tensor,
+    first_row: Tensor,
+    num_rows: Tensor,
+    mask: Tensor | None = None,
+    elsewhere: Tensor | None = None,
+) -> CheckedRows:
     """Rows of int64 [N] ids, whose tables begin at `first_row` and have `num_rows` rows (both [N] or [1]).
 
-    Lookups under the mask have no row and are not checked.
+    Args:
+        mask: bool [N], lookups that have no row and are not checked.
+        elsewhere: bool [N], lookups in another cache of the module, which have no row here but are checked.
     """
     if ids.numel() == 0:
         return CheckedRows(ids)
@@ -61,17 +70,27 @@ def rows_of(ids: Tensor, first_row: Tensor, num_rows: Tensor, mask: Tensor | Non
     position = torch.arange(ids.numel(), device=ids.device)
     first_bad = torch.where(bad, position, ids.numel()).min()
     any_bad = first_bad < ids.numel()
-    value = ids.index_select(0, first_bad.clamp(max=ids.numel() - 1).reshape(1))  # indexing would synchronize
-    found = torch.cat([torch.stack([torch.where(any_bad, BAD_ID, NOTHING_BAD), first_bad]), value])
-    rows = torch.where(any_bad if mask is None else any_bad | mask, NO_ROW, ids + first_row)
-    return CheckedRows(rows, found)
+    at = first_bad.clamp(max=ids.numel() - 1).reshape(1)
+    what, without_row = torch.where(any_bad, BAD_ID, NOTHING_BAD), any_bad
+    if elsewhere is not None:
+        what = torch.where(any_bad & elsewhere.index_select(0, at)[0], BAD_ELSEWHERE, what)
+        without_row = without_row | elsewhere
+    if mask is not None:
+        without_row = without_row | mask
+    found = torch.cat([torch.stack([what, first_bad]), ids.index_select(0, at)])  # indexing would synchronize
+    return CheckedRows(torch.where(without_row, NO_ROW, ids + first_row), found)
 
 
-def with_offsets_checked(checked: CheckedRows, offsets: Tensor) -> CheckedRows:
-    """Also check that offsets, [bags + 1] with the end, begin at 0, ascend, and end at the number of lookups."""
+def with_offsets_checked(checked: CheckedRows, offsets: Tensor, reports: bool = True) -> CheckedRows:
+    """Also check that offsets, [bags + 1] with the end, begin at 0, ascend, and end at the number of lookups.
+
+    Args:
+        reports: false if another cache of the module reports bad offsets.
+    """
     steps = offsets[1:] - offsets[:-1]
     good = (offsets[0] == 0) & (offsets[-1] == checked.rows.numel()) & (steps >= 0).all()
-    found = torch.stack([torch.where(good, NOTHING_BAD, BAD_OFFSETS), torch.zeros_like(offsets[0]), offsets[-1]]).long()
+    what = torch.where(good, NOTHING_BAD, BAD_OFFSETS if reports else BAD_ELSEWHERE)
+    found = torch.stack([what, torch.zeros_like(offsets[0]), offsets[-1]]).long()
     if checked.bad is not None:
         found = torch.where(good, checked.bad, found)
     return CheckedRows(torch.where(good, checked.rows, NO_ROW), found)

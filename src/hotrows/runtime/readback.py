@@ -65,9 +65,11 @@ class UniqueCountReadback(Readback):
         _, behind = self._known or self.result()
         if behind == 0:
             return [0, 0, 0]
-        position = self._num_lookups - behind
-        ids = self._ids if self._columns is None else self._ids[:, self._columns.to(self._ids.device)]
-        return [1, position, int(ids.flatten()[position])]
+        num_columns = self._ids.shape[1] if self._columns is None else self._columns.numel()
+        sample, column = divmod(self._num_lookups - behind, num_columns)
+        if self._columns is not None:
+            column = int(self._columns[column])
+        return [1, sample * self._ids.shape[1] + column, int(self._ids[sample, column])]
 
 
 def copy_to_host(numbers: Tensor) -> Tensor:

@@ -284,7 +284,7 @@ def record_event(device: torch.device) -> Event:
 
 def current_stream(device: torch.device) -> torch.cuda.Stream:
     """`torch.cuda.current_stream`, without a new object for every call."""
-    key = cuda_private.current_stream_key(device)
+    key = None if device.index is None else cuda_private.current_stream_key(device)
     if key is None:
         return torch.cuda.current_stream(device)
     found = _streams.get(key)
