@@ -2,6 +2,7 @@
 
     make gpu-test
     PYTHONPATH=src python tools/gpu_test.py --workers 8 --out PATH
+    PYTHONPATH=src python tools/gpu_test.py --again
 
 It needs pytest, hypothesis, torch and triton, and nothing else: no virtual environment and no pytest plugin. The exit
 code is 1 if a test failed or was not run. A copy of the tree without `.git` says in HOTROWS_COMMIT which commit it is.
@@ -314,6 +315,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=570, help="seconds for the whole run (default: %(default)s)")
     parser.add_argument("--shard-limit", type=float, default=300, help="seconds for one process (default: %(default)s)")
     parser.add_argument("--out", type=Path, help=f"file of the record (default: {gpu_record.RECORD} for a full run)")
+    parser.add_argument("--again", action="store_true", help="run only what failed in the record, and add it there")
     parser.add_argument("--root", type=Path, default=gpu_record.ROOT, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -328,6 +330,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_full = given.marker == "gpu" and not given.paths
     out = given.out or (given.root / gpu_record.RECORD if is_full else None)
     earlier = gpu_record.load(given.root / gpu_record.RECORD)
+    if given.again:
+        if not is_full or not earlier or not earlier["failures"]:
+            print(f"nothing to run again: {gpu_record.RECORD} has no failures, or tests are named", file=sys.stderr)
+            return 2
+        given.paths = earlier["failures"]
     with tempfile.TemporaryDirectory(prefix="gpu-test-") as folder:
         collected = collect(given.root, given.marker, given.paths, Path(folder))
         shards = make_shards(collected.nodes, given.root, Durations.of(earlier), given.workers, given.examples)
@@ -342,8 +349,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results[path].add("failed", 0.0, text)
     seconds = time.monotonic() - started
     summary = summarize(results)
-    if out is not None:
-        write_record(out, given, device, seconds, summary)
+    if out is not None and given.again:
+        write(out, with_second_run(earlier, given, device, summary))
+    elif out is not None:
+        write(out, make_record(given, device, seconds, summary))
     print_failures(results)
     for reason, number in summary["not_installed"].items():
         say(f"skipped {number} tests or files: {reason}")
@@ -351,9 +360,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if summary["counts"]["failed"] else 0
 
 
-def write_record(out: Path, given: argparse.Namespace, device: str, seconds: float, summary: dict[str, Any]) -> None:
-    """Write the record: where and with what the tests ran, what was found, and which GPU code was tested."""
-    record = {
+def make_record(given: argparse.Namespace, device: str, seconds: float, summary: dict[str, Any]) -> dict[str, Any]:
+    """The record: where and with what the tests ran, what was found, and which GPU code was tested."""
+    return {
         "commit": gpu_record.commit(given.root),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "device": device,
@@ -367,6 +376,36 @@ def write_record(out: Path, given: argparse.Namespace, device: str, seconds: flo
         **summary,
         "gpu_only_files": gpu_record.digests(given.root),
     }
+
+
+def with_second_run(
+    record: Mapping[str, Any], given: argparse.Namespace, device: str, summary: dict[str, Any]
+) -> dict[str, Any]:
+    """The record of a full run in which failed tests have the results of another run.
+
+    Which GPU code was tested stays as it was: the other tests have not run on what has changed since.
+    """
+    counts = {name: record["counts"][name] + summary["counts"][name] for name in record["counts"]}
+    counts["failed"] -= len(record["failures"])
+    files = {path: dict(found) for path, found in record["files"].items()}
+    for node in record["failures"]:
+        files[file_of(node)]["failed"] -= 1
+    for path, found in summary["files"].items():
+        files[path] = {name: round(files[path][name] + number, 2) for name, number in found.items()}
+    second = {
+        "commit": gpu_record.commit(given.root),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "device": device,
+        "tests": record["failures"],
+        "counts": summary["counts"],
+    }
+    return {
+        **record, "counts": counts, "failures": summary["failures"], "files": files,
+        "again": [*record.get("again", []), second],
+    }  # fmt: skip
+
+
+def write(out: Path, record: Mapping[str, Any]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=2) + "\n")
     say(f"written: {out}")

@@ -104,3 +104,29 @@ def test_without_a_gpu_there_is_nothing_to_run(monkeypatch: pytest.MonkeyPatch) 
     gpu_test = importlib.import_module("gpu_test")
     monkeypatch.setattr(gpu_test, "device_name", lambda: "CPU (2 cores)")
     assert gpu_test.main([]) == 2
+
+
+def test_what_failed_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_test = importlib.import_module("gpu_test")
+    monkeypatch.setattr(gpu_test, "device_name", lambda: "a GPU")
+    monkeypatch.setenv("HOTROWS_COMMIT", "first")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["gpu"]\n')
+    path = tmp_path / "tests" / "test_it.py"
+    content = "import pytest\npytestmark = pytest.mark.gpu\ndef test_good(): pass\ndef test_bad(): assert {}\n"
+    path.write_text(content.format("False"))
+    options = ["--root", str(tmp_path), "--workers", "2"]
+    assert gpu_test.main(options) == 1
+    path.write_text(content.format("True"))
+    monkeypatch.setenv("HOTROWS_COMMIT", "second")
+    assert gpu_test.main([*options, "--again"]) == 0
+    record = json.loads((tmp_path / "benchmarks" / "results" / "gpu-tests.json").read_text())
+    assert record["commit"] == "first"
+    assert record["counts"] == {"passed": 2, "failed": 0, "skipped": 0}
+    assert record["failures"] == []
+    assert {name: record["files"]["tests/test_it.py"][name] for name in ("passed", "failed")} == {
+        "passed": 2,
+        "failed": 0,
+    }
+    assert [(each["commit"], each["tests"]) for each in record["again"]] == [("second", ["tests/test_it.py::test_bad"])]
+    assert gpu_test.main([*options, "--again"]) == 2

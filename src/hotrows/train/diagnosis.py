@@ -79,7 +79,10 @@ def failed_training(
         f"{position.first_sample:,} to {last:,} of the train split{order}"
     )
     meanwhile = f" {later:,} more {_plural(later, 'step')} ran before this was known." if later else ""
-    message = f"training stopped: the loss of step {trained.step:,} is {bad.loss} ({where}).{meanwhile}"
+    what = f"the loss of step {trained.step:,} is {bad.loss}"
+    if math.isfinite(bad.loss):
+        what = f"the weights of the dense part are not finite after step {trained.step:,}"
+    message = f"training stopped: {what} ({where}).{meanwhile}"
     details = {
         "step": trained.step, "loss": str(bad.loss), "epoch": position.epoch, "batch": position.batch,
         "first_sample": position.first_sample, "last_sample": last, "shuffled": config.train.shuffle,

@@ -1,11 +1,13 @@
-"""Finds the first step whose loss is not finite, some steps late, without making the host wait for the device."""
+"""Finds the first step whose loss or weights are not finite, some steps late: the host never waits for the device."""
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from hotrows.runtime.readback import copy_to_host
 from hotrows.runtime.streams import Event, record_event
@@ -49,10 +51,10 @@ class TrainedStep:
 
 @dataclass(frozen=True)
 class BadStep:
-    """The first step whose loss is not finite.
+    """The first step whose loss is not finite, or after which weights are not.
 
     Args:
-        loss: NaN or infinite.
+        loss: finite only if weights are not.
         num_steps: how many steps were trained in all until its loss was known.
         losses_before: the last finite losses, in order.
         before: the step before it, if it is still kept.
@@ -70,11 +72,16 @@ class LossCheck:
 
     Losses are copied to the host asynchronously and read when the copy is done. Reading each one at once would make the
     host wait for the device in every step. On the CPU a loss is known at once.
+
+    Args:
+        weights: on CUDA, they are checked as often as losses are read. The ReLU that is part of a matrix product there
+            may turn NaN into 0, so a NaN in an input can make weights NaN while every loss is finite.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, weights: Sequence[Tensor] = ()) -> None:
         self._device = device
         self._steps_at_a_time = STEPS_AT_A_TIME if device.type == "cuda" else 1
+        self._weights = [weight.detach() for weight in weights] if device.type == "cuda" else []
         self._unread: list[TrainedStep] = []
         self._reading: deque[tuple[list[TrainedStep], Tensor, Event]] = deque()
         self._num_steps = 0
@@ -105,15 +112,39 @@ class LossCheck:
 
     def _start_reading(self) -> None:
         if self._unread:
-            losses = copy_to_host(torch.stack([trained.loss for trained in self._unread]))
+            values = [trained.loss for trained in self._unread]
+            if self._weights:
+                values.append(get_total_norm(self._weights))
+            losses = copy_to_host(torch.stack(values))
             self._reading.append((self._unread, losses, record_event(self._device)))
             self._unread = []
 
     def _judge_next(self) -> BadStep | None:
         steps, losses, _ = self._reading.popleft()
-        for trained, loss in zip(steps, losses.tolist(), strict=True):
-            if not math.isfinite(loss):
+        values = losses.tolist()
+        found = _first_bad(steps, values)
+        for number, (trained, loss) in enumerate(zip(steps, values, strict=False)):
+            if number == found:
                 return BadStep(trained, loss, self._num_steps, tuple(self._losses), self._before)
             self._losses.append(loss)
             self._before = trained
         return None
+
+
+def _first_bad(steps: Sequence[TrainedStep], values: Sequence[float]) -> int | None:
+    """The first step whose loss is not finite. If only the weights are not: the first with such inputs, or the last.
+
+    Args:
+        values: the losses, perhaps followed by the norm of the weights.
+    """
+    for number, value in enumerate(values):
+        if not math.isfinite(value):
+            if number < len(steps):
+                return number
+            suspects = [number for number, each in enumerate(steps) if not _is_finite(each.dense, each.logits)]
+            return suspects[0] if suspects else len(steps) - 1
+    return None
+
+
+def _is_finite(*tensors: Tensor) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

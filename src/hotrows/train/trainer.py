@@ -101,7 +101,7 @@ class Trainer:
         self._observers = observers
         self._timeline = timeline
         self._log = StepLog(parts.bags, timeline)
-        self._losses = LossCheck(parts.device)
+        self._losses = LossCheck(parts.device, list(parts.model.parameters()))
         self.after_training: Callable[[], None] = lambda: None
         self._kept_at = 0.0  # when training has ended; 0 before
         # Every step is computed by the same kernels, also if the training step is not captured.
