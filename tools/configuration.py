@@ -16,6 +16,7 @@ from typing import Any
 
 from hotrows.cli.train_help import SETTINGS, as_toml
 from hotrows.data.prepare.table import TableSettings
+from hotrows.models import MODELS, options_of
 from hotrows.options import Option, describe_options
 from hotrows.strategies import STRATEGIES
 from hotrows.train.config import RunConfig, sections
@@ -76,6 +77,8 @@ def page() -> str:
     parts = [HEAD, "### At the top of the file", table(RunConfig, "")]
     for section, kind in sections().items():
         parts += [f"### [{section}]", _about(section, kind), table(kind, section)]
+        if section == "model":
+            parts += ["Beside these, the section has the options of its model:", _model_options()]
     parts += [TABLE_FILE, table(TableSettings)]
     return "\n".join(part if part.endswith("\n") else part + "\n" for part in parts)
 
@@ -88,6 +91,19 @@ def _about(section: str, kind: type[Any]) -> str:
     _, _, about = said.partition(": ")
     assert about, f"the docstring of {kind.__name__} must begin with 'Section [{section}]: '"
     return about[0].upper() + about[1:]
+
+
+def _model_options() -> str:
+    """The options of each model, with their defaults."""
+    lines = [_row(["model", "options and their defaults"]), _row(["---"] * 2)]
+    for name in MODELS:
+        options = [f"`{option} = {_as_option(parameter.default)}`" for option, parameter in options_of(name).items()]
+        lines.append(_row([name, ", ".join(options)]))
+    return "\n".join(lines) + "\n"
+
+
+def _as_option(default: Any) -> str:
+    return as_toml(list(default) if isinstance(default, tuple) else default)
 
 
 def table(kind: type[Any], section: str | None = None) -> str:

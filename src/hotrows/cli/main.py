@@ -106,10 +106,14 @@ def train(
     cache: Setting[str] = None,
     policy: Setting[str] = None,
     optimizer: Setting[str] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of the rows and of the dense part.")] = None,
+    lr: Setting[float] = None,
+    dense_optimizer: Setting[str] = None,
+    dense_lr: Setting[float] = None,
     batch_size: Setting[int] = None,
     epochs: Setting[int] = None,
     max_steps: Setting[int] = None,
+    early_stopping: Setting[int] = None,
+    keep: Setting[str] = None,
     device: Setting[str] = None,
     seed: Setting[int] = None,
     out: Setting[str] = None,
@@ -120,11 +124,11 @@ def train(
     with reported_plainly():
         given = {
             "data": data, "model": model, "dim": dim, "strategy": strategy, "cache": cache, "policy": policy,
-            "optimizer": optimizer, "batch_size": batch_size, "epochs": epochs, "max_steps": max_steps,
-            "device": device, "seed": seed, "out": out,
+            "optimizer": optimizer, "lr": lr, "dense_optimizer": dense_optimizer, "dense_lr": dense_lr,
+            "batch_size": batch_size, "epochs": epochs, "max_steps": max_steps, "early_stopping": early_stopping,
+            "keep": keep, "device": device, "seed": seed, "out": out,
         }  # fmt: skip
-        overrules = {SETTINGS[name]: value for name, value in given.items()}
-        config = _configured(run, overrules | {"optimizer.lr": lr, "dense_optimizer.lr": lr})
+        config = _configured(run, {SETTINGS[name]: value for name, value in given.items()})
         from hotrows.train.run import run as run_training
 
         finished = run_training(config, trace=trace)

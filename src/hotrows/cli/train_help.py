@@ -9,8 +9,10 @@ import typer.core
 # The options that set one setting of a run file each: their help is that of the setting.
 SETTINGS = {
     "data": "data", "model": "model.name", "dim": "model.dim", "strategy": "strategy", "cache": "cache.size",
-    "policy": "cache.policy", "optimizer": "optimizer.name", "batch_size": "train.batch_size", "epochs": "train.epochs",
-    "max_steps": "train.max_steps", "device": "device", "seed": "seed", "out": "out",
+    "policy": "cache.policy", "optimizer": "optimizer.name", "lr": "optimizer.lr",
+    "dense_optimizer": "dense_optimizer.name", "dense_lr": "dense_optimizer.lr", "batch_size": "train.batch_size",
+    "epochs": "train.epochs", "max_steps": "train.max_steps", "early_stopping": "train.early_stopping",
+    "keep": "train.keep", "device": "device", "seed": "seed", "out": "out",
 }  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def runs_of(case: Case, bench: Bench) -> dict[str, Trained]:
     lr = min(case.lr, bench.scale.max_lr)
     data = bench.training_data(case.shape, batch_size)
     base = RunConfig(
-        model=ModelConfig("dlrm:freqcache", bench.scale.dim),
+        model=ModelConfig("dlrm:freqcache", bench.scale.dim, init="uniform"),
         optimizer=OptimizerConfig("sgd", lr),
         dense_optimizer=DenseOptimizerConfig("sgd", lr),
         train=TrainConfig(batch_size=batch_size),

@@ -22,7 +22,7 @@ def train(bench: Bench, strategy: str, batch_size: int, cache_rows: int = DEFAUL
     cached = strategy == "heca"
     config = RunConfig(
         strategy=strategy,
-        model=ModelConfig("wide-deep", bench.scale.dim or DIM),
+        model=ModelConfig("wide-deep", bench.scale.dim or DIM, init="uniform"),
         cache=CacheSettings(size=rows) if cached else CacheSettings(),
         optimizer=OptimizerConfig("sgd", LR),
         dense_optimizer=DenseOptimizerConfig("sgd", LR),

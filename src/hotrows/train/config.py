@@ -11,35 +11,58 @@ from typing import Any
 from hotrows.cache.capacity import check_cache
 from hotrows.data.shapes import SHAPES
 from hotrows.data.synthetic import PREFIX
-from hotrows.models import MODELS
+from hotrows.models import MODELS, options_of
 from hotrows.optim import OPTIMIZERS
 from hotrows.options import check_options, option
+from hotrows.stores.init import check_init
 from hotrows.strategies import STRATEGIES, CacheSettings, option_sections
+from hotrows.table import whole_number
 from hotrows.train.read_dataclass import read_dataclass, read_section, refuse_unknown_keys
 
 LARGEST_DIM = 2**31 - 1
 PRECISIONS = ("fp32", "tf32", "bf16")
 DECAYS = ("none", "linear", "cosine")
+KEPT = ("last", "best")
 _SYNTHETIC = ", ".join(PREFIX + name for name in SHAPES)
-DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
+# The learning rates with which every model trains on the logs of docs/quality.md, where the run names none.
+ROW_RATES = {"sgd": 0.1, "adagrad": 0.02, "row-wise-adagrad": 0.02, "adam": 0.001}
+DENSE_RATES = {"sgd": 0.1, "adagrad": 0.01, "adam": 0.001, "adamw": 0.001}
+BATCH_SIZE = 2048
+STEPS_PER_EPOCH = 500
+SMALLEST_BATCH = 32
+EVALUATIONS_PER_EPOCH = 4
+
+
+def _listed(rates: Mapping[str, float]) -> str:
+    return ", ".join(f"{rate:g} for {name}" for name, rate in rates.items())
 
 
 @dataclass
 class ModelConfig:
-    """Section [model]: the model that trains on top of the embedding bags."""
+    """Section [model]: the model that trains on top of the embedding bags.
+
+    Attributes:
+        options: the model's own, such as the widths of its layers. In a run file they are settings of this section.
+    """
 
     name: str = option("dlrm", "The model.", choices=MODELS)
     dim: int | None = option(
         None, "The width of the embedding rows. Left out, the model's own.", least=1, most=LARGEST_DIM
     )
+    init: str = option(
+        "uniform(0.01)",
+        "The initial values of the rows: uniform is ±1/√rows, normal has the standard deviation 1.",
+        also="uniform, normal, uniform(0.01), normal(0.01), or another number",
+    )
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class OptimizerConfig:
     """Section [optimizer]: the optimizer of the embedding rows. What is left out has the optimizer's own default."""
 
-    name: str = option("sgd", "The optimizer.", choices=OPTIMIZERS)
-    lr: float = option(0.1, "The learning rate.")
+    name: str = option("adagrad", "The optimizer.", choices=OPTIMIZERS)
+    lr: float | None = option(None, f"The learning rate. Left out, {_listed(ROW_RATES)}.")
     weight_decay: float | None = option(None, "The factor of the L2 penalty.")
     eps: float | None = option(None, "What is added to a denominator so that it is not 0.")
     initial_accumulator_value: float | None = option(None, "Where Adagrad's sums of squared gradients begin.")
@@ -47,16 +70,26 @@ class OptimizerConfig:
 
     def arguments(self) -> dict[str, Any]:
         given = {key: value for key, value in dataclasses.asdict(self).items() if key != "name" and value is not None}
+        given.setdefault("lr", self._rates()[self.name])
         if "betas" in given:
             given["betas"] = tuple(given["betas"])
         return given
+
+    @staticmethod
+    def _rates() -> Mapping[str, float]:
+        return ROW_RATES
 
 
 @dataclass
 class DenseOptimizerConfig(OptimizerConfig):
     """Section [dense_optimizer]: the optimizer of all other parameters, one of torch.optim."""
 
-    name: str = option("sgd", "The optimizer.", choices=DENSE_OPTIMIZERS)
+    name: str = option("adam", "The optimizer.", choices=DENSE_RATES)
+    lr: float | None = option(None, f"The learning rate. Left out, {_listed(DENSE_RATES)}.")
+
+    @staticmethod
+    def _rates() -> Mapping[str, float]:
+        return DENSE_RATES
 
 
 @dataclass
@@ -72,11 +105,28 @@ class ScheduleConfig:
 class TrainConfig:
     """Section [train]: how long to train, on what batches, and when to evaluate."""
 
-    batch_size: int = option(2048, "Samples per step.", least=1)
+    batch_size: int | None = option(
+        None,
+        f"Samples per step. Left out, {BATCH_SIZE:,}, for a small log halved until an epoch has {STEPS_PER_EPOCH} "
+        f"steps, but at least {SMALLEST_BATCH}.",
+        least=1,
+    )
     epochs: int = option(1, "Passes over the training split.", least=1)
     max_steps: int | None = option(None, "Stop after this many steps. Left out, after the last epoch.", least=1)
     eval_every: int | None = option(
-        None, "Evaluate on the validation split each time after this many steps. Left out, after each epoch.", least=1
+        None,
+        "Evaluate on the validation split each time after this many steps. Left out, "
+        f"{EVALUATIONS_PER_EPOCH} times in each epoch.",
+        least=1,
+    )
+    early_stopping: int | None = option(
+        None,
+        "Stop after this many evaluations on the validation split, one after the other, without a better AUC. Left "
+        "out, train all epochs.",
+        least=1,
+    )
+    keep: str = option(
+        "last", "Which model is kept: the last, or the one with the best AUC on the validation split.", choices=KEPT
     )
     eval_batch_size: int = option(8192, "Samples per batch of an evaluation.", least=1)
     log_every: int = option(20, "Record the loss each time after this many steps.", least=1)
@@ -124,7 +174,10 @@ class RunConfig:
         sections = option_sections()
         assert not own & set(sections), f"strategies with options cannot have the names {own & set(sections)}"
         refuse_unknown_keys(content, own | set(sections), where)
-        run = read_dataclass(cls, {key: value for key, value in content.items() if key in own}, where)
+        model, settings = _split_model_options(content.get("model"), where)
+        own_content = {key: value for key, value in content.items() if key in own}
+        run = read_dataclass(cls, own_content | ({"model": model} if "model" in content else {}), where)
+        run.model.options = settings
         run.options = {
             name: read_section(kind, content[name], name, where) for name, kind in sections.items() if name in content
         }
@@ -135,6 +188,7 @@ class RunConfig:
         content = {
             each.name: _plain(getattr(self, each.name)) for each in dataclasses.fields(self) if each.name != "options"
         }
+        content["model"] |= content["model"].pop("options")
         sections = option_sections()
         chosen = {self.strategy: sections[self.strategy]()} if self.strategy in sections else {}
         return content | {name: _plain(options) for name, options in (chosen | self.options).items()}
@@ -149,9 +203,32 @@ class RunConfig:
             if settings is not None:
                 check_options(settings, name)
         check_cache(self.cache.size)
+        check_init(self.model.init)
+        if self.train.keep == "best" and not self.save:
+            raise ValueError("train.keep is 'best', which needs a saved model: set save = true")
         for name, betas in (("optimizer", self.optimizer.betas), ("dense_optimizer", self.dense_optimizer.betas)):
             if betas is not None and len(betas) != 2:
                 raise ValueError(f"{name}.betas are {betas}, give two numbers")
+
+
+def with_defaults(config: RunConfig, num_samples: int) -> RunConfig:
+    """The run with numbers for what was left out and depends on other settings or on the data.
+
+    Args:
+        num_samples: those of the training split.
+    """
+    size = config.train.batch_size
+    if size is None:
+        size = BATCH_SIZE
+        while size > SMALLEST_BATCH and num_samples < STEPS_PER_EPOCH * size:
+            size //= 2
+    every = config.train.eval_every or max(1, -(-num_samples // (size * EVALUATIONS_PER_EPOCH)))
+    return dataclasses.replace(
+        config,
+        optimizer=dataclasses.replace(config.optimizer, lr=config.optimizer.arguments()["lr"]),
+        dense_optimizer=dataclasses.replace(config.dense_optimizer, lr=config.dense_optimizer.arguments()["lr"]),
+        train=dataclasses.replace(config.train, batch_size=size, eval_every=every),
+    )
 
 
 def sections() -> dict[str, type[Any]]:
@@ -175,6 +252,35 @@ def read_run(path: Path) -> RunConfig:
     except RecursionError:
         raise ValueError(f"{path}: this is no run file: its values are nested too deeply") from None
     return RunConfig.from_dict(content, str(path))
+
+
+def _split_model_options(section: Any, where: str) -> tuple[Any, dict[str, Any]]:
+    """The settings of [model] that every model has, and those that only this one has."""
+    if not isinstance(section, Mapping):
+        return section, {}
+    common = {each.name for each in dataclasses.fields(ModelConfig)} - {"options"}
+    settings = {key: value for key, value in section.items() if key not in common}
+    name = section.get("name", ModelConfig.name)
+    if settings and name in MODELS:
+        known = options_of(name)
+        refuse_unknown_keys(settings, {*common, *known}, f"{where}: [model]")
+        settings = {
+            key: _option_value(value, known[key].default, f"{where}: [model]: {key}") for key, value in settings.items()
+        }
+    return {key: value for key, value in section.items() if key in common}, settings
+
+
+def _option_value(value: Any, default: Any, where: str) -> Any:
+    """The value of a model's option, which has the type of its default."""
+    if isinstance(default, tuple):
+        if not isinstance(value, list | tuple) or not value:
+            raise ValueError(f"{where} is {value!r}, it must be a list of widths such as {list(default)}")
+        return tuple(whole_number(each, f"{where}: a width") for each in value)
+    if isinstance(default, float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{where} is {value!r}, it must be a number")
+        return float(value)
+    return whole_number(value, where)
 
 
 def _plain(value: Any) -> Any:

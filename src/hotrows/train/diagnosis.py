@@ -173,7 +173,9 @@ def _advise_on_divergence(
     optimizers = {"the rows": rows, "the dense part": dense}
     rates = {part: float(each.param_groups[0]["lr"]) for part, each in optimizers.items() if each is not None}
     listed = ", ".join(f"{part} {type(optimizers[part]).__name__} with lr = {rate:g}" for part, rate in rates.items())
-    found.advice.append(f"smaller learning rates; now have {listed} (a tenth: --lr {min(rates.values()) / 10:g})")
+    options = {"the rows": "--lr", "the dense part": "--dense-lr"}
+    tenth = " ".join(f"{options[part]} {rate / 10:g}" for part, rate in rates.items())
+    found.advice.append(f"smaller learning rates; now have {listed} (a tenth: {tenth})")
     if config.schedule.warmup_steps <= bad.trained.step:
         found.advice.append("a warm-up: warmup_steps = 1000 in [schedule] of the run file")
     if any("SGD" in type(each).__name__ for each in optimizers.values()):

@@ -18,12 +18,12 @@ from hotrows.data.description import DESCRIPTION
 from hotrows.data.schema import SPLITS, DataSet, Schema
 from hotrows.data.synthetic import PREFIX
 from hotrows.errors import NotFiniteError
-from hotrows.models import make_model
+from hotrows.models import Model, make_model
 from hotrows.report import write_report
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.stores.memory_checks import available_memory, require_memory
 from hotrows.strategies import DataKnowledge, Strategy, make_strategy
-from hotrows.train.config import RunConfig
+from hotrows.train.config import RunConfig, with_defaults
 from hotrows.train.directory import CONFIG, METRICS, TENSORBOARD, check_free, run_directory
 from hotrows.train.observers import MetricsFile, ProgressBar, TensorBoard
 from hotrows.train.optimizers import check_optimizers, make_dense_optimizer, make_row_optimizer
@@ -60,6 +60,12 @@ def run(config: RunConfig, *, trace: bool = False, progress: bool = True) -> Run
     data = open_dataset(config.data)
     if data.num_samples("train") == 0:
         raise ValueError(f"{data.name} has no samples in its train split")
+    config = with_defaults(config, data.num_samples("train"))
+    if data.num_samples("valid") == 0 and (config.train.keep == "best" or config.train.early_stopping is not None):
+        raise ValueError(
+            f"train.keep = 'best' and train.early_stopping need a validation split, and {data.name} has none: prepare "
+            "it with --valid 0.1"
+        )
     strategy = strategy_of(config, DataKnowledge(data))
     with ended_by_signals(), run_directory(config.out) as directory:
         return _run(config, data, device, strategy, directory, trace, progress)
@@ -84,6 +90,7 @@ def _run(
     trainer = Trainer(config, data, parts, strategy, observers, timeline)
     if config.save:
         trainer.after_training = lambda: save_model(directory, parts, data.schema.dense)
+        trainer.restore = lambda: _load_into(parts, load_model(directory))
     try:
         outcome = trainer.train()
     except NotFiniteError as error:
@@ -119,9 +126,10 @@ def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Str
     _check_dense_memory(config, schema, device)
     torch.manual_seed(config.seed)
     set_matmul_precision(config.train.precision)
-    model = make_model(config.model.name, len(schema.dense), len(schema.categorical), config.model.dim).to(device)
+    model = _make_model(config, schema).to(device)
     rows = make_row_optimizer(config.optimizer)
-    bags = strategy.make_bags(schema.embedding_tables, model.embedding_dim, rows, device, config.seed)
+    tables = [replace(table, init=config.model.init) for table in schema.embedding_tables]
+    bags = strategy.make_bags(tables, model.embedding_dim, rows, device, config.seed)
     return Parts(model, bags, make_dense_optimizer(config.dense_optimizer, model.parameters()), device)
 
 
@@ -148,8 +156,7 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     device = choose_device(config.device if torch.cuda.is_available() else "auto")
     parts = build(config, schema, device, strategy_of(config, DataKnowledge(dataset)))
     try:
-        parts.model.load_state_dict(saved["model"])
-        parts.bags.load_state_dict(saved["bags"])
+        _load_into(parts, saved)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
             f"{directory / MODEL_FILE} is not the model that {directory / CONFIG} describes: train it again ({error})"
@@ -160,6 +167,11 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     precision = computing_in(config.train.precision, device)
     result = evaluate(parts, loader, precision, split, schema.dense)
     return {"model": config.model.name, "data": dataset.name, split: result}
+
+
+def _load_into(parts: Parts, saved: dict[str, Any]) -> None:
+    parts.model.load_state_dict(saved["model"])
+    parts.bags.load_state_dict(saved["bags"])
 
 
 def summarize(config: RunConfig, parts: Parts, outcome: Outcome) -> dict[str, Any]:
@@ -173,6 +185,7 @@ def summarize(config: RunConfig, parts: Parts, outcome: Outcome) -> dict[str, An
         "model": config.model.name,
         "data": config.data,
         "steps": outcome.steps,
+        "kept_step": outcome.kept_step,
         "samples": outcome.samples,
         "seconds": outcome.seconds,
         "samples_per_second": outcome.samples_per_second,
@@ -282,10 +295,15 @@ def _listed(names: list[str]) -> str:
 def _check_dense_memory(config: RunConfig, schema: Schema, device: torch.device) -> None:
     """Raise if the dense part does not fit. A model on the meta device has shapes, and no memory."""
     with torch.device("meta"):
-        model = make_model(config.model.name, len(schema.dense), len(schema.categorical), config.model.dim)
+        model = _make_model(config, schema)
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     advice = "choose a smaller model.dim"
     require_memory("the weights of the dense part", num_bytes, available_memory(device), f"memory on {device}", advice)
+
+
+def _make_model(config: RunConfig, schema: Schema) -> Model:
+    model = config.model
+    return make_model(model.name, len(schema.dense), len(schema.categorical), model.dim, **model.options)
 
 
 def _device_memory(parts: Parts) -> int:

@@ -27,6 +27,7 @@ from hotrows.train.precision import computing_in
 from hotrows.train.schedule import make_schedules, num_changing
 from hotrows.train.step_log import StepLog
 from hotrows.train.timeline import Timeline
+from hotrows.train.validation import Validation
 
 
 class Observer(Protocol):
@@ -66,6 +67,7 @@ class Outcome:
     valid: dict[str, float] | None
     test: dict[str, float] | None
     interrupted: bool
+    kept_step: int  # the step of the model that is kept, and whose results these are
 
     @property
     def samples_per_second(self) -> float:
@@ -82,7 +84,10 @@ class Trainer:
 
     Attributes:
         after_training: called when every row is back in the store, before the trained model is evaluated. Whatever
-            happens in that evaluation, what was trained can be on disk by then.
+            happens in that evaluation, what was trained can be on disk by then. If the best model is kept, it is called
+            instead after each evaluation on the validation split that is the best so far.
+        restore: called before the test if the best model is kept and is not the last one. It must bring back what the
+            last call of `after_training` found.
     """
 
     def __init__(
@@ -102,8 +107,11 @@ class Trainer:
         self._timeline = timeline
         self._log = StepLog(parts.bags, timeline)
         self._losses = LossCheck(parts.device, list(parts.model.parameters()))
+        self._validation = Validation(config.train.early_stopping)
         self.after_training: Callable[[], None] = lambda: None
+        self.restore: Callable[[], None] = lambda: None
         self._kept_at = 0.0  # when training has ended; 0 before
+        self._validated_at = 0  # the step of the last evaluation on the validation split; 0 before
         # Every step is computed by the same kernels, also if the training step is not captured.
         step = OptimizerOverride(parts.dense_optimizer)(self._step)
         self.graphed = graphed(step, parts.bags, dense_kernels=False) if config.train.graphs else None
@@ -125,6 +133,7 @@ class Trainer:
 
     def _train(self) -> Outcome:
         config = self._config.train
+        assert config.batch_size is not None, "a run is given to a trainer with numbers for all its defaults"
         loader = self._strategy.loader(
             self._data.loader("train", config.batch_size, shuffle=config.shuffle, seed=self._config.seed)
         )
@@ -157,8 +166,10 @@ class Trainer:
                     break
                 if position.ends_epoch if config.eval_every is None else step % config.eval_every == 0:
                     began = time.perf_counter()
-                    valid = self.evaluate("valid", step)
+                    valid = self._validate(step)
                     evaluating += time.perf_counter() - began
+                    if self._validation.should_stop:
+                        break
             self._keep(epochs)
         except KeyboardInterrupt:
             interrupted = True
@@ -167,11 +178,34 @@ class Trainer:
         test = None
         try:
             if not interrupted:  # a damaged shard, or an interrupt, costs no more than these results from here on
-                valid = self.evaluate("valid", step)
+                if self._validated_at != step:
+                    valid = self._validate(step)
+                if self._keeps_best:
+                    valid = self._restore_best(step)
                 test = self.evaluate("test", step)
         except KeyboardInterrupt:
             interrupted = True
-        return Outcome(step, seconds, self._log.samples, self._log.mean_loss(), valid, test, interrupted)
+        kept_step = self._validation.best_step if self._keeps_best and self._validation.best else step
+        return Outcome(step, seconds, self._log.samples, self._log.mean_loss(), valid, test, interrupted, kept_step)
+
+    @property
+    def _keeps_best(self) -> bool:
+        return self._config.train.keep == "best"
+
+    def _validate(self, step: int) -> dict[str, float] | None:
+        """Evaluate on the validation split, and keep the model if it is the best so far and the best is wanted."""
+        result = self.evaluate("valid", step)
+        self._validated_at = step
+        if result is not None and self._validation.add(step, result) and self._keeps_best:
+            self.after_training()
+        return result
+
+    def _restore_best(self, step: int) -> dict[str, float] | None:
+        """Bring the best model back, if it is not the one of the last step. Returns its results on validation."""
+        best = self._validation.best
+        if best is not None and self._validation.best_step != step:
+            self.restore()
+        return None if best is None else dict(best)
 
     def evaluate(self, split: str, step: int) -> dict[str, float] | None:
         """AUC, log loss and accuracy on a split, None if it has no samples. Calls the observers and the strategy."""
@@ -198,7 +232,8 @@ class Trainer:
                 epochs.close()  # here, because Python ignores an interrupt of the finalizer of a loop
                 self._parts.bags.flush()
                 kept_at = time.perf_counter()
-                self.after_training()
+                if not (self._keeps_best and self._validation.best):
+                    self.after_training()
                 self._kept_at = kept_at
 
     def _refuse(self, bad: BadStep | None) -> None:
