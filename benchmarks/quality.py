@@ -1,10 +1,10 @@
 """How good are models that are trained with no setting but the data? `python benchmarks/quality.py DATA...`
 
 Each DATA is a directory that `hotrows prepare` has written. For every model and seed, `hotrows train --data DATA` is
-run with nothing else but the model's name and the seed. Beside them stands a logistic regression with hashed ids, trained
-on the same split: a model with tables that is worse than it is not worth its tables. It prints the mean AUC over the
-seeds, and the exit code is 1 if a mean is more than 0.01 below the regression's, or a run fails. Data with several ids
-per column have no regression beside them; there the mean must be at least 0.6.
+run with nothing else but the model's name and the seed. Beside them stands a logistic regression with hashed ids,
+trained on the same split: a model with tables that is worse than it is not worth its tables. It prints the mean AUC
+over the seeds, and the exit code is 1 if a mean is more than 0.01 below the regression's, or a run fails. Data with
+several ids per column have no regression beside them; there the mean must be at least 0.6.
 
 Settings are chosen on the validation split (the default here). Look at the test once, with --split test.
 """

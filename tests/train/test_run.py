@@ -1,18 +1,22 @@
 """Whole runs on synthetic data: the same result in any cache, and the files of a run."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich import console
 
 from hotrows.batch import Batch
 from hotrows.models import MODELS
 from hotrows.strategies import STRATEGIES
+from hotrows.train import trainer
 from hotrows.train.config import RunConfig
+from hotrows.train.observers import ProgressBar
 from hotrows.train.run import Run, evaluate_run, run
-from hotrows.train.trainer import pinned
+from hotrows.train.trainer import Parts, pinned
 
 DATA = "synthetic:criteo-kaggle?scale=0.001&samples=6000&seed=3"
 
@@ -183,8 +187,50 @@ def test_data_that_is_made_on_the_gpu(tmp_path: Path) -> None:
 def test_learning_rates_follow_the_schedule(tmp_path: Path) -> None:
     finished = train(tmp_path / "run", schedule={"warmup_steps": 5, "decay": "cosine"}, train={"log_every": 1})
     lines = [json.loads(line) for line in (finished.directory / "metrics.jsonl").read_text().splitlines()]
-    rates = [line["lr"] for line in lines if line["kind"] == "train"]
-    assert rates[0] < rates[3] > rates[-1]
+    records = [line for line in lines if line["kind"] == "train"]
+    for name, peak in (("lr", 0.05), ("dense_lr", 0.003)):
+        rates = [line[name] for line in records]
+        assert rates[0] < rates[3] > rates[-1]
+        assert max(rates) == pytest.approx(peak)
+
+
+def test_stalls_of_evaluations_are_not_those_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = trainer.evaluate
+
+    def stalling(parts: Parts, *arguments: Any) -> Any:
+        parts.bags.caches[0].stats.stalls += 1000
+        return evaluate(parts, *arguments)
+
+    monkeypatch.setattr(trainer, "evaluate", stalling)
+    finished = train(tmp_path / "run", train={"eval_every": 5, "log_every": 3}, cache={"size": "5%"})
+    lines = [json.loads(line) for line in (finished.directory / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["stalls"] for line in lines if line["kind"] == "train") < 1000
+    assert finished.summary["cache"]["stalls"] < 1000
+
+
+@pytest.mark.parametrize(
+    ("strategy", "policy"), [("lookahead", "lookahead"), ("freqcache", "frequency"), ("device", None)]
+)
+def test_the_summary_names_the_policy_that_ran(strategy: str, policy: str | None, tmp_path: Path) -> None:
+    finished = train(tmp_path / "run", strategy=strategy)
+    assert finished.summary["cache"]["policy"] == policy
+    report = (finished.directory / "report.html").read_text()
+    assert (f">{policy}<" in report) or policy is None
+
+
+def test_the_progress_line_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    narrow = console.Console(file=shown, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr(console, "Console", lambda **arguments: narrow)
+    bar = ProgressBar()
+    bar.begin(123_456)
+    bar.trained({
+        "step": 23_456, "stalls": 12_345, "samples_per_second": 1_234_567.0, "loss": 0.4567, "hit_rate": 0.999,
+    })  # fmt: skip
+    bar.end()
+    last = shown.getvalue().splitlines()[-1]
+    assert "23456/123456 1,234,567/s  loss 0.4567  hits 99.9%  stalls 12345" in last
+    assert "…" not in last
 
 
 def test_bad_runs_leave_nothing(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ class Stretch:
 
     Args:
         samples: how many samples were seen at its end.
-        values: means per step of `loss`, `lr`, `hit_rate`, `stalls`, `bytes_in`, `bytes_out`, `batch` (samples),
-            `step_ms`, and `stages.NAME` in milliseconds. Only those that were measured are in it.
+        values: means per step of `loss`, `lr`, `dense_lr`, `hit_rate`, `stalls`, `bytes_in`, `bytes_out`, `batch`
+            (samples), `step_ms`, and `stages.NAME` in milliseconds. Only those that were measured are in it.
     """
 
     samples: float
@@ -76,7 +76,7 @@ def smooth(points: Curve) -> Curve:
 def _per_step(line: dict[str, Any], num_steps: float, batch: float) -> dict[str, float]:
     rate = number(line, "samples_per_second")
     stages = line.get("stages")
-    values: dict[str, float | None] = {name: number(line, name) for name in ("loss", "lr", "hit_rate")}
+    values: dict[str, float | None] = {name: number(line, name) for name in ("loss", "lr", "dense_lr", "hit_rate")}
     for name in ("stalls", "bytes_in", "bytes_out"):
         total = number(line, name)
         values[name] = None if total is None else total / num_steps

@@ -48,7 +48,7 @@ class Figures:
         return chart.html(self._x)
 
     def learning_rate(self) -> str:
-        series = [Series("learning rate", curve(self._parts, "lr"), 1)]
+        series = [Series("rows", curve(self._parts, "lr"), 1), Series("dense part", curve(self._parts, "dense_lr"), 2)]
         return Chart("learning-rate", "Learning rate", "", series, digits, zero=True).html(self._x)
 
     def hit_rate(self) -> str:

@@ -95,7 +95,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     facts = [
         ("strategy", run.summary.get("strategy") or config.get("strategy")),
         ("cache", cache.get("size")),
-        ("policy", cache.get("policy")),
+        ("policy", run.summary["cache"].get("policy") if run.summary.get("cache") else cache.get("policy")),
         ("batch size", train.get("batch_size")),
         ("on", ", ".join(str(environment[name]) for name in ("device", "hardware") if environment.get(name))),
         ("started", started),

@@ -62,8 +62,7 @@ class ProgressBar:
 
         self._stalls = 0
         self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
+            BarColumn(bar_width=8),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
@@ -78,7 +77,7 @@ class ProgressBar:
     def trained(self, record: dict[str, Any]) -> None:
         self._stalls += record["stalls"]
         note = (
-            f"{record['samples_per_second']:,.0f} samples/s  loss {record['loss']:.4f}  "
+            f"{record['samples_per_second']:,.0f}/s  loss {record['loss']:.4f}  "
             f"hits {record['hit_rate']:.1%}  stalls {self._stalls}"
         )
         self._progress.update(self._task, completed=record["step"], note=note)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import hotrows
+from hotrows.cache.policies import POLICIES
 from hotrows.data.dataset import PreparedDataSet, open_dataset
 from hotrows.data.description import DESCRIPTION
 from hotrows.data.schema import SPLITS, DataSet, Schema
@@ -202,13 +203,20 @@ def summarize(config: RunConfig, parts: Parts, outcome: Outcome) -> dict[str, An
             "misses": stats.misses,
             "evictions": stats.evictions,
             "overflow": stats.overflow,
-            "stalls": stats.stalls,
+            "stalls": outcome.stalls,
+            "policy": _policy(parts),
         },
         "device_memory": _device_memory(parts),
         "host_memory": store_bytes,
         "num_rows": num_rows,
         "dim": parts.bags.caches[0].dim,
     }
+
+
+def _policy(parts: Parts) -> str | None:
+    """The name of the policy that chose victims. None if all rows are on the device, and none was needed."""
+    policy = getattr(parts.bags.caches[0].planner, "policy", None)  # the identity planner has none
+    return next((name for name, kind in POLICIES.items() if type(policy) is kind), None)
 
 
 def cache_contents(parts: Parts) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Sums over training steps: what the trainer logs every `log_every` steps."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ class StepLog:
         self._losses: list[Tensor] = []
         self._means: list[tuple[float, int]] = []
         self._stats = Stats()
+        self._stalls_outside, self._stall_seconds_outside = 0, 0.0  # of evaluations
         self._seconds = 0.0
         self._stages = dict(timeline.seconds)
         self._samples_since = 0
@@ -33,6 +36,16 @@ class StepLog:
         self._samples_since += num_samples
         self.samples += num_samples
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """An evaluation runs inside. Its stalls are not those of training."""
+        before = self._bags.stats()
+        stalls, seconds = before.stalls, before.stall_seconds
+        yield
+        after = self._bags.stats()
+        self._stalls_outside += after.stalls - stalls
+        self._stall_seconds_outside += after.stall_seconds - seconds
+
     def flush(self, step: int, seconds: float) -> dict[str, Any]:
         """Make a record of the steps since the last one.
 
@@ -43,7 +56,7 @@ class StepLog:
         num = len(self._losses)
         loss = float(torch.stack(self._losses).mean())
         self._means.append((loss, num))
-        stats = self._bags.stats()
+        stats = self._training_stats()
         before = self._stats
         unique = stats.unique - before.unique
         record = {
@@ -63,11 +76,22 @@ class StepLog:
             "stages": self._stage_times(num, stats.stall_seconds - before.stall_seconds),
         }
         self._losses.clear()
-        self._stats = stats + Stats()
+        self._stats = stats
         self._stages = dict(self._timeline.seconds)
         self._seconds = seconds
         self._samples_since = 0
         return record
+
+    def _training_stats(self) -> Stats:
+        stats = self._bags.stats() + Stats()  # a copy
+        stats.stalls -= self._stalls_outside
+        stats.stall_seconds -= self._stall_seconds_outside
+        return stats
+
+    @property
+    def stalls(self) -> int:
+        """How often training has stalled so far."""
+        return self._training_stats().stalls
 
     def mean_loss(self) -> float:
         """The mean over all steps."""

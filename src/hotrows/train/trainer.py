@@ -68,6 +68,7 @@ class Outcome:
     test: dict[str, float] | None
     interrupted: bool
     kept_step: int  # the step of the model that is kept, and whose results these are
+    stalls: int  # of training, without evaluations
 
     @property
     def samples_per_second(self) -> float:
@@ -186,7 +187,17 @@ class Trainer:
         except KeyboardInterrupt:
             interrupted = True
         kept_step = self._validation.best_step if self._keeps_best and self._validation.best else step
-        return Outcome(step, seconds, self._log.samples, self._log.mean_loss(), valid, test, interrupted, kept_step)
+        return Outcome(
+            step,
+            seconds,
+            self._log.samples,
+            self._log.mean_loss(),
+            valid,
+            test,
+            interrupted,
+            kept_step,
+            self._log.stalls,
+        )
 
     @property
     def _keeps_best(self) -> bool:
@@ -213,7 +224,8 @@ class Trainer:
             return None
         self._refuse(self._losses.finish())
         loader = self._data.loader(split, self._config.train.eval_batch_size)
-        result = evaluate(self._parts, loader, self._precision(), split, self._data.schema.dense)
+        with self._log.paused():
+            result = evaluate(self._parts, loader, self._precision(), split, self._data.schema.dense)
         if result is not None:
             for observer in self._observers:
                 observer.evaluated({"kind": split, "step": step, "samples": self._log.samples, **result})
@@ -301,7 +313,10 @@ class Trainer:
         return [self._parts.dense_optimizer, rows]
 
     def _notify(self, record: dict[str, Any]) -> None:
-        record["lr"] = float(self._parts.dense_optimizer.param_groups[0]["lr"])
+        rows, dense = self._parts.bags.optimizer, self._parts.dense_optimizer
+        if rows is not None:
+            record["lr"] = float(rows.param_groups[0]["lr"])
+        record["dense_lr"] = float(dense.param_groups[0]["lr"])
         for observer in self._observers:
             observer.trained(record)
 
