@@ -87,7 +87,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a store written from outside makes overflow copies worthless", "loop/scheduler.py",
-        "            self.cache.planner.plan_number += 1  # copies in the overflow buffer are no longer the latest\n",
+        "            self.cache.planner.plan_number += 1"
+        "  # so that `can_update_in_place` no longer accepts overflow copies\n",
         "",
         "tests/nn/test_accumulation.py",
     ),

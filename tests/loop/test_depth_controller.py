@@ -62,7 +62,7 @@ class Room:
             ticket.move_to(TicketState.READY if fits else TicketState.REJECTED)
         return fits
 
-    def announce_again(self, ticket: BatchTicket) -> None:
+    def plan_again(self, ticket: BatchTicket) -> None:
         ticket.move_to(TicketState.ANNOUNCED)
         ticket.plan = ticket.plan_buffer = ticket.ahead = None
 

@@ -31,7 +31,7 @@ class Announcements:
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
-        self._scheduler: Scheduler = weakref.proxy(scheduler)  # a scheduler is freed with its last user
+        self._scheduler: Scheduler = weakref.proxy(scheduler)  # no reference cycle: it is freed with its last user
         self._coalescing = Coalescing(scheduler)
         self.is_separate = False
         self._uncounted: deque[BatchTicket | CoalescedBatches] = deque()
@@ -55,7 +55,7 @@ class Announcements:
         Args:
             make: makes the rows from tensors of the caller's stream, and keeps these tensors alive.
             describe: makes the error message from the numbers in `CheckedRows.bad`.
-            ids: the user's tensors that decide the rows.
+            ids: the user's tensors from which the rows are computed: ids, or the values and lengths of a `Jagged`.
             to_policy: also tell the policy that the batch will come.
         """
         scheduler = self._scheduler

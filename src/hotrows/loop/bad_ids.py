@@ -25,7 +25,7 @@ class BadIdChecks:
             self._unchecked.append(ticket)
 
     def check(self, wait: bool = True) -> None:
-        """Raise `BadIdError` for the first bad batch among those to be checked later.
+        """Check the batches that `check_later` has noted, and raise `BadIdError` for the first bad one.
 
         Args:
             wait: check all of them, and wait for their announcements. Otherwise stop at the first one whose

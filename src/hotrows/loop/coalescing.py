@@ -19,10 +19,10 @@ if TYPE_CHECKING:  # the scheduler makes this object
 
 
 class Coalescing:
-    """Gathers announced batches until there are as many as are planned together."""
+    """Gathers batches until there are enough of them to announce and plan together."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
-        self._scheduler: Scheduler = weakref.proxy(scheduler)  # a scheduler is freed with its last user
+        self._scheduler: Scheduler = weakref.proxy(scheduler)  # no reference cycle: it is freed with its last user
         self._gathering: CoalescedBatches | None = None
 
     def open(self) -> None:
@@ -77,6 +77,6 @@ class Coalescing:
 
 
 def readback_of(announced: "BatchTicket | CoalescedBatches") -> Readback:
-    """The readback of the number of unique rows that was announced."""
+    """The readback of the number of unique rows of a batch, or of the union of coalesced batches."""
     assert announced.unique_count is not None
     return announced.unique_count

@@ -3,9 +3,10 @@
 This is pure Python without tensors. The loop reports whether each plan fitted, and asks how far ahead to plan.
 
 Whether a plan fits is known only some iterations after it was queued. If it does not fit, batches behind it may have
-been planned meanwhile and have taken its room. So the depth shrinks below the rejected batch, and one more batch is
-probed seldom, with a back-off that doubles. While a probe is unresolved, nothing is planned behind it: a later plan
-could take the probe's room, and the probe, retried, would then keep every slot used since from being evicted.
+been planned meanwhile and have taken its room. So the depth shrinks below the rejected batch. From time to time one
+batch more is tried as a probe, with a back-off that doubles. While a probe is unresolved, nothing is planned behind it:
+a later batch could take its room. The probe would then be planned again after that batch, which, with the older plan of
+the two, would stay in flight longest and protect every slot used since that plan.
 
 Besides the batches to come, the batch that has just trained can stay in flight for one more iteration, so that the next
 plan need not wait for it. Where there is no room for that, it is released at once.
@@ -41,14 +42,16 @@ class DepthController:
         self._known_depth = self._full  # the largest depth known to have room; at first, the full depth counts as known
         self._known_retains_last = True
         self._iteration = 0
-        self._depth_changed = self._last_changed = 0  # the iterations of their last changes
+        self._depth_changed = self._last_changed = 0  # the iterations in which `depth` and `retains_last` last changed
         self._depth_back_off = self._last_back_off = BACK_OFF
 
     def begin_iteration(self) -> None:
         self._iteration += 1
 
     def start_probe(self, is_probing: bool) -> None:
-        """Try one batch more, or retain the last batch again, if the back-off is over; one probe at a time.
+        """Try to plan one batch more, or to retain the batch that has just trained. One probe at a time.
+
+        Nothing is tried before the back-off is over.
 
         Args:
             is_probing: the plan of an earlier probe is not resolved yet.
@@ -65,10 +68,10 @@ class DepthController:
             self.retains_last, self._last_changed = True, self._iteration
 
     def probe_of(self, distance: int, beside_last: bool) -> Probe | None:
-        """What planning a batch now tries out, None if it is known to fit.
+        """What planning a batch now tries out. None if it tries out nothing (it may be rejected all the same).
 
         Args:
-            distance: batches to come before it.
+            distance: how many iterations before its own: 0 for the batch whose iteration it is.
             beside_last: the batch before the current one is in flight.
         """
         if self._known_depth < distance <= self.depth:
@@ -94,10 +97,12 @@ class DepthController:
     def rejected(self, probe: Probe | None, distance: int, beside_last: bool) -> None:
         """A plan had no room. What was probed is given up; otherwise the depth shrinks below the rejected batch.
 
-        If the rejected batch is the current or the next one, and the last batch was in flight beside it, the last batch
-        took its room. Then the last batch is no longer retained, and the depth shrinks only to the rejected batch.
+        If the rejected batch is the current or the next one, and the batch that has just trained was in flight beside
+        it, that batch is assumed to have taken its room. It is then no longer retained, and the depth shrinks only to
+        the distance of the rejected batch.
         """
-        # Far ahead, the batch before the rejected one has taken room that nearer batches may need: give up both.
+        # Near ahead, only the rejected batch is given up. Farther ahead, so is the batch before it, because it takes
+        # room that nearer batches may need.
         depth = distance - (1 if distance <= READBACK_LAG + 1 else 2)
         if probe is Probe.DEPTH:
             depth = min(self._known_depth, distance - 1)

@@ -1,9 +1,10 @@
 """Planning in a CUDA graph: which batch has which request buffer and plan buffer, and when the graph is replayed.
 
-A graph works on fixed memory. A batch is announced into a request buffer and planned into the plan buffers that belong
-to it. It gives up the request buffer once its plan is known to fit, and the plan buffer when it is released. One replay
-announces one group of coalesced batches and plans another. So an announcement joins the next replay that plans, unless
-the host is about to wait for that plan, because the host would then wait longer.
+A graph works on fixed memory. A batch is announced into a request buffer and planned into a plan buffer. Each request
+buffer is always planned into the same plan buffers. The batch gives up the request buffer once its plan is known to
+fit, and the plan buffer when it is released. One replay announces one group of coalesced batches and plans another. So
+an announcement joins the next replay that plans, unless the host is about to wait for that plan, because the host would
+then wait longer.
 """
 
 import weakref
@@ -42,7 +43,7 @@ class GraphPlanning:
     """The planning graph of one cache, and the tickets that use its buffers."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
-        self._scheduler: Scheduler = weakref.proxy(scheduler)  # a scheduler is freed with its last user
+        self._scheduler: Scheduler = weakref.proxy(scheduler)  # no reference cycle: it is freed with its last user
         self.graph: PlanningGraph | None = None
         self._depth, self._window = 0, 1  # of the open loop
         self._in_request_buffer: dict[int, CoalescedBatches] = {}
@@ -79,7 +80,7 @@ class GraphPlanning:
         coalesced = self._gathering
         is_complete = graph.max_coalesced == 1 + (0 if coalesced is None else len(coalesced.tickets))
         if is_complete and self._to_announce is not None:
-            self._replay(None, ())  # if the replay fails, this batch is not coalesced with others
+            self._replay(None, ())  # before this batch joins the group, so that a failure leaves the group as it was
         if coalesced is None:
             scheduler.announcements.flush()  # batches outside the graph that came before this one do not wait for more
             request_buffer = graph.next_request_buffer()
@@ -153,7 +154,8 @@ class GraphPlanning:
         """Plan an announced batch and those it is coalesced with; nothing if their plan buffers are not free.
 
         Args:
-            soon: the iteration of the batch is this one or the next, so the plan takes no announcement along.
+            soon: the batch trains in this iteration or in the next one. Then a graph that does not coalesce leaves a
+                waiting announcement of another batch to a later replay.
         """
         scheduler, graph, coalesced = self._scheduler, self.graph, ticket.coalesced
         if graph is None or graph.is_broken or coalesced is None or coalesced.request_buffer < 0:
@@ -169,7 +171,7 @@ class GraphPlanning:
         last_uses: list[Event] = []
         for plan_buffer in plan_buffers:
             last_uses += self._last_uses.get(plan_buffer, ())
-            self._in_plan_buffer.pop(plan_buffer, None)  # the graph overwrites it, also if there is no batch for it
+            self._in_plan_buffer.pop(plan_buffer, None)  # overwritten even if the group has no batch for this buffer
         assert coalesced.unique_count is not None
         read, tickets = coalesced.unique_count.poll(), coalesced.tickets
         num_rows = graph.num_lookups * len(tickets) if read is None else read[0]
@@ -230,7 +232,7 @@ class GraphPlanning:
             self._failure = error
             if coalesced is not None:
                 for ticket in coalesced.tickets:
-                    ticket.error = error  # raised in its own iteration: another batch may be in progress
+                    ticket.error = error  # raised again when its iteration begins: now, another batch may be current
             raise
         if coalesced is not None:
             self._note_announced(coalesced, event)
@@ -287,9 +289,9 @@ class GraphPlanning:
         tickets, number, coalesced.batch_number = coalesced.tickets, coalesced.batch_number, None
         rows, num = graph.union_rows(coalesced.request_buffer)
         union = ticket.unique._replace(rows=rows, num=num)
-        # In a graph that does not coalesce, a batch keeps its number. In one that coalesces, the number is that of the
-        # union. It is withdrawn with the rows of the union, because these may be more than the rows of the batches: a
-        # batch with a bad id has none.
+        # In a graph that does not coalesce, the number is the batch's own, and the batch keeps it. Otherwise the number
+        # is the union's, and is withdrawn with the union's rows. These may be more than the rows of the batches: a
+        # batch with a bad id has no rows, but its good ids are in the union.
         keeps_number = graph.max_coalesced == 1
         if keeps_number:
             ticket.batch_number = number

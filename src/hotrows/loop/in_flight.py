@@ -38,10 +38,10 @@ class InFlight:
     def add(self, tickets: Sequence[BatchTicket], takes_slots: bool) -> None:
         """Put the tickets of a batch, or of coalesced batches, in flight.
 
-        Call it before `oldest` changes: they must have been planned with the `oldest` of this moment.
+        Call it while `oldest` is still what it was when these tickets were planned.
 
         Args:
-            takes_slots: false for a plan that only reads, which uses no slot.
+            takes_slots: false for a READ_ONLY plan: it gives no row a slot, and is released before the next plan.
         """
         plans = [ticket.plan for ticket in tickets if ticket.plan is not None]
         if takes_slots:  # first, because a failure in between must not leave a ticket whose slots are not counted
@@ -52,7 +52,7 @@ class InFlight:
         self._tickets.update({plan.plan_number: ticket for plan, ticket in zip(plans, tickets, strict=True)})
 
     def note_failed_plan(self, plan_number: int) -> None:
-        """Planning has failed half-way. Any slot may have become one that this plan uses, and that is not undone."""
+        """Planning has failed half-way. Any slot may count as used by this plan now, and that is not undone."""
         self._protected.append((plan_number, self._num_slots))
 
     def remove(self, ticket: BatchTicket, last_uses: Sequence[Event] = ()) -> None:

@@ -16,7 +16,7 @@ from hotrows.runtime.exclusive import Exclusive
 from hotrows.table import whole_number
 
 B = TypeVar("B")
-_NO_IDS = object()  # of a batch that is not announced
+_NO_IDS = object()  # stands for the ids of a batch that is not announced
 
 
 class LookaheadModule(Protocol):
@@ -35,10 +35,13 @@ class LookaheadModule(Protocol):
         """A loop begins; `close` ends it."""
 
     def close_lookahead(self, close: Callable[[], None] | None = None) -> None:
-        """End the open loop; there is at most one. If `close` is given, end only the loop that it ends."""
+        """End the open loop; there is at most one. With `close`, only if that is the function that ends it."""
 
     def close_lookahead_later(self, close: Callable[[], None]) -> None:
-        """End this loop before the next forward pass or `flush`. Any thread may call it at any time. It never waits."""
+        """Note that the loop that `close` ends must end before the next forward pass or `flush`.
+
+        Any thread may call this at any time. It never waits.
+        """
 
     def set_current(self, tickets: list[BatchTicket] | None) -> None:
         """Set the tickets of the batch that the next forward pass is expected to look up; None for no batch."""
@@ -86,7 +89,7 @@ _open_loops: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _close_open_loops() -> None:
-    """Close loops that were left early when the program ends.
+    """When the program ends, close the loops that were left early.
 
     Otherwise the interpreter closes them while it shuts down, where PyTorch aborts the process.
     """

@@ -15,7 +15,7 @@ class OverflowCopies:
     """The overflow copies of the batches of one cache."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
-        self._scheduler: Scheduler = weakref.proxy(scheduler)  # a scheduler is freed with its last user
+        self._scheduler: Scheduler = weakref.proxy(scheduler)  # no reference cycle: it is freed with its last user
         self._unwritten: BatchTicket | None = None  # its copies may have been updated and not written back
 
     def read(self, ticket: BatchTicket, num: int) -> None:

@@ -11,7 +11,7 @@ from hotrows.loop.ticket import BatchTicket, CheckedRows
 
 
 def preload_hottest(scheduler: Scheduler, num: int) -> None:
-    """Bring the first rows of the store into the cache, where they may be evicted like any other.
+    """Bring the first rows of the store into the cache. With a row order, these are the hottest. They can be evicted.
 
     Only the bytes moved are counted in the statistics, because no batch asked for these rows.
     """
@@ -80,7 +80,8 @@ def _why_not_pinned(scheduler: Scheduler, ticket: BatchTicket, num_others: int) 
             f"cache of {cache.num_slots:,}, although they would fit alone: pin them before the lookahead loop begins, "
             f"{depth}or make the cache larger"
         )
-    # Of the rows without a slot, some may have none because of batches in flight. They are not the reason here.
+    # With an index that gives a row any slot, count only the rows beyond the size of the cache: further rows may lack a
+    # slot only because batches are in flight.
     missing = counts.unique + num_others - cache.num_slots if cache.planner.any_slot else counts.overflow
     find = "finds" if missing == 1 else "find"
     already = f" with {num_others:,} other rows pinned already" if num_others else ""

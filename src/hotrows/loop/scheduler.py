@@ -70,11 +70,11 @@ class Scheduler:
         return self.graph_planning.graph
 
     def reason_without_graph(self) -> str | None:
-        """Why no batch is planned in a graph; None if batches of a suitable shape are."""
+        """Why no batch is planned in a graph. None if batches are, provided that their shape is suitable."""
         if self.device.type != "cuda":
             return f"the bags are on {self.device}"
         if self.cache.transfer.waits or self.cache.store.waits:
-            return "the host waits for the device to move rows"
+            return "the store or the transfer makes the host wait for the device when rows move"
         if self.cache.numbering is not None:
             return "the store has the rows in an order of its own"
         if self.stale_reads is not None:  # a captured step has no waits between reads and updates
@@ -82,10 +82,12 @@ class Scheduler:
         return self.cache.planner.reason_without_kernels()
 
     def plan_ahead(self, ticket: BatchTicket, soon: bool = False) -> list[BatchTicket]:
-        """Plan a batch before its iteration: every row gets a slot, or nothing changes. `resolve` says which happened.
+        """Plan a batch, at the latest when its iteration begins: every row gets a slot, or no row is moved.
+
+        `resolve` says which of the two happened.
 
         Args:
-            soon: the iteration of the batch is this one or the next.
+            soon: the batch trains in this iteration or in the next one.
 
         Returns:
             The tickets that were planned: this one, and those it was coalesced with, whose batches come right after it.
@@ -119,7 +121,7 @@ class Scheduler:
             raise
         try:
             if placement is not Placement.READ_ONLY:
-                ticket.batch_number = None  # planning has told the policy
+                ticket.batch_number = None  # planning has told the policy that the batch has come
                 self.cache.stats.on_the_spot += 1
             may_overflow = self._may_overflow(placement)
             if may_overflow or self.device.type != "cuda":
@@ -268,7 +270,7 @@ class Scheduler:
         elif ticket.state is TicketState.PLANNED:  # the planning graph has moved its rows
             ticket.move_to(TicketState.READY)
         self._unresolved.popleft()
-        if ticket not in self.in_flight:  # after a failure; nothing else keeps the plan alive until it was read
+        if ticket not in self.in_flight:  # released already, or after a failure: its moves may still read the plan
             assert ticket.ready is not None
             self.streams.keep_alive_until(ticket, ticket.ready)
         elif is_moved_now and ticket.counts.overflow:
@@ -283,11 +285,11 @@ class Scheduler:
         if ticket.plan_buffer is not None:
             self.graph_planning.free_plan_buffer(ticket)
         self.streams.keep_alive_until(ticket.plan, ticket.planned)
-        self._unresolved.popleft()  # before the ticket can be announced again
+        self._unresolved.popleft()  # before the ticket can be planned again
         ticket.move_to(TicketState.REJECTED)
 
-    def announce_again(self, ticket: BatchTicket) -> None:
-        """A rejected batch is to be planned again."""
+    def plan_again(self, ticket: BatchTicket) -> None:
+        """Reset a rejected ticket to ANNOUNCED, to be planned again. The policy still expects it and is not told."""
         ticket.move_to(TicketState.ANNOUNCED)
         ticket.plan = ticket.counts = ticket.counts_readback = ticket.planned = ticket.ready = None
         ticket.plan_buffer = ticket.ahead = None
@@ -350,7 +352,10 @@ class Scheduler:
         self._release_later.append(ticket)
 
     def note_use(self, ticket: BatchTicket, event: Event | None = None) -> None:
-        """Note that the caller's stream has used a ticket's plan and slots. Another stream may release the ticket.
+        """Note that the caller's stream has used a ticket's plan and slots.
+
+        `release` may be called when another stream is the current one, so the event that it records would not cover
+        this use.
 
         Args:
             event: recorded behind the use. Pass it only if this is the single use of the ticket: then releasing the
@@ -381,7 +386,7 @@ class Scheduler:
         with self.exclusive:
             self._complete_plans()
             maintenance.read_again_all(self.cache, self.streams)
-            self.cache.planner.plan_number += 1  # copies in the overflow buffer are no longer the latest
+            self.cache.planner.plan_number += 1  # so that `can_update_in_place` no longer accepts overflow copies
             for ticket in self.in_flight:
                 ticket.stale_read = None
 

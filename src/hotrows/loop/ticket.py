@@ -2,7 +2,7 @@
 
     ANNOUNCED ──▶ PLANNED ──▶ READY ──▶ TRAINED ──▶ RELEASED
         ▲             │
-        └── REJECTED ◀┘   the plan had no room: the ticket is announced again and planned later
+        └── REJECTED ◀┘   the plan had no room: the batch is planned again later
 
 Each stage fills its part of the ticket. A batch has one ticket for each cache that it looks rows up in.
 """
@@ -25,7 +25,7 @@ from hotrows.runtime.readback import Readback
 from hotrows.runtime.streams import Event
 
 NOTHING_BAD = 0
-BAD_ELSEWHERE = -1  # another cache of the module has found what is bad, and reports it
+BAD_ELSEWHERE = -1  # another cache of the module reports what is bad: a lookup of its own, or the offsets
 
 
 class TicketState(Enum):
@@ -51,11 +51,12 @@ _NEXT = {
 class CheckedRows:
     """The rows that a batch looks up, checked on the device.
 
-    `bad` is int64 [3]: what is bad (NOTHING_BAD if nothing is), its position, its value. A batch with anything bad has
+    `bad` is int64 [3]: a code (NOTHING_BAD, BAD_ELSEWHERE, or BAD_ID and BAD_OFFSETS of `nn.lookups`), then the
+    position and the value of the first bad id (for bad offsets: 0 and the last offset). A batch with anything bad has
     no rows at all, so that it changes nothing.
     """
 
-    rows: Tensor  # int64 [N], numbered table after table
+    rows: Tensor  # int64 [N], numbered table after table: those of the first, then those of the second, and so on
     bad: Tensor | None = None
 
 
@@ -64,17 +65,20 @@ class BatchTicket:
     """One batch on its way through one cache."""
 
     # Filled by the announcement.
-    unique: UniqueRows  # by the rows' numbers in the store
-    ids: tuple[Tensor, ...]  # the user's tensors that decide the rows, kept alive
+    unique: UniqueRows  # its unique rows, under their numbers in the store
+    # The user's tensors from which the rows are computed, kept alive: ids, or the values and lengths of a `Jagged`.
+    ids: tuple[Tensor, ...]
     unique_count: Readback
-    bad_id: Readback | None  # the first bad id, if any
+    bad_id: Readback | None  # reads `CheckedRows.bad` back; None if nothing is checked on the device
     describe: Callable[[list[int]], str] | None  # makes the error message for a bad id
     rows_by_table: Tensor | None = None  # the unique rows numbered table after table, if the store has another order
-    # The number under which the batch was announced by itself. None if it was coalesced, withdrawn or planned in its
-    # iteration, and None if another ticket has taken the number over.
+    # The number under which this batch alone was announced to the policy. None if it was not, as while it belongs to
+    # `coalesced`, which has the number then. Also None once the batch was withdrawn, planned in its iteration, or
+    # replaced by another ticket.
     batch_number: int | None = None
     announced: Event | None = None  # None until the announcement is queued
-    coalesced: "CoalescedBatches | None" = None  # the batches it is coalesced with, until the plan is known to fit
+    # The batches it is coalesced with. None without such batches, and once its plan is known to fit.
+    coalesced: "CoalescedBatches | None" = None
     error: BaseException | None = None  # why the announcement failed
     checked: bool = False  # the host has read `bad_id` back
     is_bad: bool = False  # the host has found a bad id
@@ -85,11 +89,14 @@ class BatchTicket:
     placement: Placement = Placement.ATOMIC
     counts_readback: Readback | None = None
     planned: Event | None = None
-    move_after: tuple[Event, ...] = ()  # what the moves wait for: the batches that were released when it was planned
+    # What its moves wait for besides `planned`: the last uses of the batches released before it was planned and, if it
+    # was planned in its iteration, the caller's stream.
+    move_after: tuple[Event, ...] = ()
     plan_buffer: int | None = None  # of the planning graph
-    leader: "BatchTicket | None" = None  # of coalesced batches, the first ticket: its plan carries the moves of all
+    # The first of the coalesced batches that it was planned with, whose plan has all moves. None for the first itself.
+    leader: "BatchTicket | None" = None
     counts: Counts | None = None  # once read back
-    # How the loop planned the batch ahead; None again once the loop has acted on whether the plan fits.
+    # How the loop planned the batch ahead. None before that, and again as soon as the loop has resolved the plan.
     ahead: "PlannedAhead | None" = None
 
     # Filled by moving, training and releasing.
@@ -140,7 +147,7 @@ class BatchTicket:
         return self.announced is not None and self.announced.query()
 
     def check_ids(self) -> None:
-        """Raise if the batch has a bad id in this cache. Waits until the planning stream has looked at it."""
+        """Raise if this cache reports something bad in the batch. May wait until the planning stream has checked it."""
         if self.bad_id is not None and not self.checked:
             found = self.bad_id.bad_id()
             self.checked = True
@@ -168,16 +175,16 @@ class PlannedAhead(NamedTuple):
     """The situation in which the loop planned a batch ahead of its iteration."""
 
     iteration: int
-    distance: int  # batches to come before it
+    distance: int  # how many iterations before its own: 0 for the batch whose iteration it is
     beside_last: bool  # the batch before the current one was in flight
-    probe: Probe | None  # what the plan tried out; None if it was known to fit
+    probe: Probe | None  # what the plan tried out; None if it tried out nothing (it may be rejected all the same)
 
 
 @dataclass(slots=True, eq=False)
 class CoalescedBatches:
-    """Batches that are announced under one number and planned as one; often there is only one."""
+    """Batches that are announced under one number and planned as one. There may be only one batch."""
 
-    batch_number: int | None  # None once they are planned or separated
+    batch_number: int | None  # None once the batches are separated
     unique_count: Readback | None = None  # of the union of their rows, once announced
     tickets: list[BatchTicket] = field(default_factory=list)  # in the order of the loop
     # In the planning graph:

@@ -23,7 +23,7 @@ class Contribution:
 
 
 def values_to_train(scheduler: Scheduler, ticket: BatchTicket) -> tuple[Tensor, Tensor]:
-    """The values [·, ≥ D] that a training forward pass reads, and the position of each lookup's row, int32 [N]."""
+    """The values [·, D or more] that a training forward pass reads, and which of them each lookup reads, int32 [N]."""
     assert ticket.plan is not None
     if ticket.stale_read is None or scheduler.stale_reads is None:
         return scheduler.cache.records, ticket.plan.slots
@@ -78,7 +78,7 @@ def _apply_step(
     scheduler.overflow_copies.write_back()
 
 
-def read_rows_early(scheduler: Scheduler) -> None:
+def switch_on_early_reads(scheduler: Scheduler) -> None:
     """Switch stale reads on: the rows of a batch planned ahead are read when they are fetched (`cache.stale_reads`)."""
     if not scheduler.cache.holds_all_rows:
         scheduler.stale_reads = StaleReads(scheduler.device)

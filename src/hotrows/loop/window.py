@@ -1,4 +1,4 @@
-"""The window of one loop over one cache: the announced batches, which are planned ahead of their iterations."""
+"""The batches that one loop has announced to one cache, which are planned ahead of their iterations."""
 
 from collections import deque
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from hotrows.loop.ticket_updates import read_early
 
 
 class BatchWindow:
-    """The tickets of one loop over one cache, from their announcement to the end of their iteration.
+    """The tickets of the batches that one loop has announced to one cache, until the end of their iterations.
 
     Args:
         depth: how many batches after the current one have their rows in the cache or on the way there.
@@ -77,7 +77,7 @@ class BatchWindow:
         if ticket.state is TicketState.PLANNED:
             self._scheduler.resolve(ticket)
         if ticket.state is TicketState.REJECTED:
-            self._announce_again(ticket)
+            self._plan_again(ticket)
         if ticket.state is TicketState.READY:
             assert ticket.counts is not None
             self._scheduler.cache.uncount_batch(ticket.counts)
@@ -90,8 +90,8 @@ class BatchWindow:
         to_come = self._to_come
         self._resolve_due()
         self.controller.start_probe(any(ticket.ahead and ticket.ahead.probe for ticket in to_come))
-        # The host reads back whether a plan fits one iteration later, or READBACK_LAG iterations later if a graph
-        # planned it. Plan that much further ahead, so that the host knows it when the batch is `depth` ahead.
+        # The host learns whether a plan fits READBACK_LAG iterations after a graph made it, or one iteration after an
+        # eager plan. Plan that much further ahead, so that it is known when the batch is `depth` ahead.
         furthest = self._depth + (READBACK_LAG if to_come and to_come[0].plan_buffer is not None else 1)
         for distance, ticket in enumerate(to_come):
             if distance > 0 and ticket.plan is not None:
@@ -105,7 +105,7 @@ class BatchWindow:
             if ticket.error is not None:
                 if distance > 0:
                     return  # the batches before it train first
-                raise RuntimeError("the rows of this batch could not be found ahead of its iteration") from ticket.error
+                raise RuntimeError("announcing this batch ahead of its iteration failed") from ticket.error
             if distance == 0 and ticket.ahead is not None:
                 self._resolve(ticket)
             if not self._plan_until_known(ticket, distance):
@@ -125,7 +125,8 @@ class BatchWindow:
     def _plan_until_known(self, ticket: BatchTicket, distance: int) -> bool:
         """Plan a batch. If its plan is resolved here and rejected, plan it again where that may help.
 
-        The second plan searches all slots for victims, and a further one is made without the last batch in flight.
+        The second plan searches all slots for victims. A further one is made once the batch that has just trained is
+        released.
 
         Returns:
             False if no batch behind this one may be planned in this iteration.
@@ -149,18 +150,18 @@ class BatchWindow:
         probe = self.controller.probe_of(distance, beside_last)
         for ticket in self._scheduler.plan_ahead(self._to_come[distance], soon=distance <= 1):
             if distance >= len(self._to_come) or self._to_come[distance] is not ticket:
-                # The batch does not come: announcing it to another cache has failed.
+                # This batch is not in the window: announcing it failed half-way, so it is never trained.
                 self._scheduler.resolve(ticket)
                 if ticket.state is TicketState.READY:
                     self._scheduler.release(ticket)
                 else:
-                    self._scheduler.announce_again(ticket)
+                    self._scheduler.plan_again(ticket)
                 continue
             ticket.ahead = PlannedAhead(self._iteration, distance, beside_last, probe)
             distance += 1
 
     def _resolve(self, ticket: BatchTicket) -> bool:
-        """Read back whether a plan fits. If it does not, the batch is announced again."""
+        """Read back whether a plan fits. If it does not, make the batch plannable again."""
         ahead, ticket.ahead = ticket.ahead, None
         assert ahead is not None
         assert ticket.plan is not None
@@ -168,7 +169,7 @@ class BatchWindow:
         if self._scheduler.resolve(ticket):
             self.controller.fitted(ahead.probe, ahead.distance)
             return True
-        self._announce_again(ticket)
+        self._plan_again(ticket)
         if scanned_all:
             self._scheduler.announcements.stop_coalescing(ticket)
             self.controller.rejected(ahead.probe, ahead.distance, ahead.beside_last)
@@ -176,14 +177,14 @@ class BatchWindow:
                 self._release_last()
         return False
 
-    def _announce_again(self, ticket: BatchTicket) -> None:
-        """Announce a rejected batch again, and the batches it was coalesced with, whose plans were rejected too."""
-        self._scheduler.announce_again(ticket)
+    def _plan_again(self, ticket: BatchTicket) -> None:
+        """Make a rejected batch plannable again, and the batches coalesced with it, whose plans were rejected too."""
+        self._scheduler.plan_again(ticket)
         for other in self._to_come:
             is_coalesced = ticket.coalesced is not None and other.coalesced is ticket.coalesced
             if is_coalesced and other.plan is not None:
                 self._scheduler.resolve(other)
-                self._scheduler.announce_again(other)
+                self._scheduler.plan_again(other)
 
     def _release_last(self) -> None:
         """Release the batch before the current one."""

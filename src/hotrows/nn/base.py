@@ -98,7 +98,7 @@ class CachedModule(nn.Module):
         self._open_loop.open(close)
 
     def close_lookahead(self, close: Callable[[], None] | None = None) -> None:
-        """End the open loop; there is at most one. If `close` is given, end only the loop that it ends."""
+        """End the open loop; there is at most one. With `close`, only if that is the function that ends it."""
         self._open_loop.close(close)
 
     def set_current(self, tickets: list[BatchTicket] | None) -> None:

@@ -26,7 +26,7 @@ class Lookups:
 
     make: Callable[[], CheckedRows]  # runs in the planning stream, and keeps the tensors alive that it reads
     describe: Callable[[list[int]], str]  # the error message for CheckedRows.bad
-    key: tuple[Tensor, ...]  # the user's tensors that decide the rows, compared to find the plan of a batch
+    key: tuple[Tensor, ...]  # the user's tensors from which `make` computes the rows, compared to find a batch's plan
     offsets: Tensor | None = None  # int32 [bags + 1], None where every bag is one lookup
     weights: Tensor | None = None  # float32 [N]
     columns: IdColumns | None = None  # if the one tensor of `key` is ids [B, F] with one id per bag

@@ -3,7 +3,7 @@
 import gc
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -48,7 +48,7 @@ class GraphCapture:
                     except BaseException:
                         self._abort(graph)
                         raise
-                    graph.capture_end()
+                    self._end(graph)  # raises if the block has hidden an error that invalidated the capture
                 replace_memsets(graph, self._stream)
                 graph.instantiate()
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -58,11 +58,16 @@ class GraphCapture:
                 if collects:
                     gc.enable()
 
-    def _abort(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed. If it was invalidated, PyTorch leaves it half open."""
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture. If it was invalidated, `capture_end` raises before telling PyTorch's allocator of its end."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # PyTorch warns that the graph is empty, which is not the cause
-                graph.capture_end()
+            graph.capture_end()
         except RuntimeError:
             cuda_private.end_allocation_to_pool(self._device, self._pool)
+            raise
+
+    def _abort(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture whose block has raised. That error is the one to report."""
+        with suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a warning that the graph is empty would hide what really failed
+            self._end(graph)

@@ -1,14 +1,15 @@
 """Every private call of PyTorch and every direct call of a CUDA library that hotrows makes.
 
-A call counts as private if a name on its way begins with an underscore (`torch._C`, `torch.utils._python_dispatch`,
-`torch._addmm_activation`, the autograd engine's callback queue) or if it goes through ctypes (the CUDA driver, cuBLAS).
-Each of these calls saves host time or GPU time and has a public, slower equivalent. HOTROWS_SAFE=1 in the environment,
-read when this module is imported, switches all of them off: the functions below then take the public equivalent
-themselves, or return None and leave it to their callers. The results of training are as exact with it as without it.
+A call counts as private if a part of its dotted name begins with an underscore (`torch._C`, `torch._addmm_activation`,
+`torch.utils._python_dispatch`, the autograd engine's callback queue) or if it goes through ctypes (the CUDA driver,
+cuBLAS). Each of these calls saves host time, GPU time or memory. HOTROWS_SAFE=1 in the environment, read when this
+module is imported, switches all of them off. The functions below then use a public, slower call if there is one.
+Otherwise they do nothing, and where the caller must know, what they return says so. The results of training are as
+exact with it as without it.
 
-Not private in this sense are `torch.cuda.cudart()`, which PyTorch documents (`stores.pinned_memory` registers host
-memory with it), `Tensor._version` and the attributes of `torch.cuda.CUDAGraph`. Two other modules use Python code of
-PyTorch that has no public name: tests/runtime/test_cuda_private.py lists them, and finds every other private call.
+Not counted as private are `Tensor._version`, the attributes of `torch.cuda.CUDAGraph`, and `torch.cuda.cudart()`, which
+PyTorch documents (`stores.pinned_memory` registers host memory with it). Two other modules use Python code of PyTorch
+that has no public name: tests/runtime/test_cuda_private.py lists them, and finds every other private call.
 """
 
 import ctypes
@@ -67,10 +68,10 @@ def switch_stream(stream: torch.cuda.Stream) -> Undo | None:
 
 
 def end_allocation_to_pool(device: torch.device, pool: Any) -> None:
-    """Take back what a failed graph capture left half open in PyTorch's allocator.
+    """Tell PyTorch's allocator that a capture has ended whose `capture_end` raised before telling it.
 
-    There is no public call for it. Without it, later allocations of this process go to the pool of the failed capture,
-    which wastes memory and changes nothing else.
+    There is no public call for it. Without it, the allocator takes the capture to be under way: it refuses another
+    capture into the same pool, and puts off reusing memory that several streams have used. Neither changes a result.
     """
     if not SAFE:
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -189,7 +190,7 @@ def limit_cublas(num_multiprocessors: int) -> Undo | None:
 
 @cache
 def _cublas() -> ctypes.CDLL | None:
-    """The cuBLAS library that PyTorch has loaded, because PyTorch's handles are valid in no other. None without one."""
+    """The cuBLAS that PyTorch has loaded; its handles work in no other. None if not loaded, or without the calls."""
     version, only_if_loaded = torch.version.cuda, getattr(os, "RTLD_NOLOAD", None)
     if version is None or only_if_loaded is None:
         return None
@@ -230,7 +231,7 @@ def _has_carveout() -> bool:
 
 
 class _SetCarveoutOnce(torch.autograd.Function):
-    """Sets the number and sets it back.
+    """Sets the carveout and restores it, only so that PyTorch gives its one-time warning now.
 
     In an autograd function, PyTorch's C++ warning becomes a Python warning, which the caller can suppress.
     """
@@ -251,7 +252,7 @@ def host_to_device_copy() -> Callable[[int, int, int, int], int] | None:
 @cache
 def _host_to_device_copy() -> Callable[[int, int, int, int], int] | None:
     try:
-        driver = ctypes.PyDLL("libcuda.so.1")  # calls of a PyDLL keep the interpreter lock: waiting for it can be slow
+        driver = ctypes.PyDLL("libcuda.so.1")  # its calls do not release the GIL, because getting it back can be slow
     except OSError:
         return None
     copy: Callable[[int, int, int, int], int] = driver.cuMemcpyHtoDAsync_v2
@@ -323,11 +324,11 @@ class GraphNodes:
         return MemsetNode(found.address, found.value, found.element_size, found.width, found.height)
 
     def dependencies(self, node: int) -> list[int]:
-        """The nodes that a node waits for. Raises if the node may begin before one of them has ended."""
+        """The nodes that a node waits for. Raises if it may begin before one ends (programmatic dependent launch)."""
         return _read_handles(self._get_dependencies, node)
 
     def dependents(self, node: int) -> list[int]:
-        """The nodes that wait for a node. Raises if one of them may begin before that node has ended."""
+        """The nodes that wait for a node. Raises if one may begin before it ends (programmatic dependent launch)."""
         return _read_handles(self._get_dependents, node)
 
     def add_kernel(self, graph: int, kernel: int, dependencies: list[int]) -> int:

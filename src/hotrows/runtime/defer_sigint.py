@@ -19,7 +19,7 @@ _main = threading.main_thread().ident
 
 
 class _State:
-    """Only the main thread writes it. A signal may arrive between any two lines, so each leaves it consistent."""
+    """Only the main thread writes it. A signal may arrive between any two lines, so it is valid after each of them."""
 
     depth = 0  # blocks that are open
     before: Any = None  # the handler that was there before `_handle` was installed
@@ -89,5 +89,5 @@ def defer_sigint() -> _Block:
 
 
 def is_deferring() -> bool:
-    """True inside a block of the main thread."""
+    """True while the main thread is inside a block, whichever thread asks."""
     return _State.depth > 0

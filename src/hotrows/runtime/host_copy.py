@@ -34,7 +34,7 @@ class HostCopy:
             self._copy_with_pytorch(source, stream)
         elif error:
             raise RuntimeError(
-                f"a copy of {self._num_bytes:,} bytes from the host to {self.target.device} failed: CUDA {error}"
+                f"copying {self._num_bytes:,} bytes from host to {self.target.device} failed with CUDA error {error}"
             )
 
     def _copy_with_pytorch(self, source: Tensor, stream: torch.cuda.Stream | None) -> None:

@@ -16,7 +16,7 @@ import torch
 from hotrows.runtime import cuda_private
 from hotrows.runtime.cuda_private import DriverError, GraphNodes, MemsetNode
 
-MAX_BYTES = 1 << 16  # What cuBLAS and small sorts need. The driver may make kernels of larger memsets by itself.
+MAX_BYTES = 1 << 16  # What cuBLAS and small sorts need. The driver may itself turn larger memsets into kernels.
 _TYPES = {1: "|u1", 2: "<i2", 4: "<i4"}  # by the size of an element
 
 
@@ -24,7 +24,8 @@ def replace_memsets(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> i
     """Replace a graph's small memsets by kernels that write the same bytes.
 
     Args:
-        graph: captured in the stream with `keep_graph` and not instantiated yet. The kernels are captured there too.
+        graph: captured in `stream` with `keep_graph`, not instantiated yet.
+        stream: also captures the new kernels.
 
     Returns:
         How many memsets were replaced.
@@ -46,7 +47,7 @@ def _replace(driver: GraphNodes, graph: int, node: int, stream: torch.cuda.Strea
     if memset.height != 1 or memset.width * memset.element_size > MAX_BYTES or memset.element_size not in _TYPES:
         return False
     before, after = driver.dependencies(node), driver.dependents(node)
-    fill = _capture_fill(memset, stream, pool)  # the graph owns the kernel's arguments until the kernel is copied
+    fill = _capture_fill(memset, stream, pool)  # must live until its kernel is copied: it owns the arguments
     kernels = driver.of_kind(fill.raw_cuda_graph(), driver.KERNEL)
     if len(kernels) != 1:
         return False
@@ -71,7 +72,7 @@ def _remove(driver: GraphNodes, node: int) -> None:
     try:
         driver.destroy(node)
     except DriverError:
-        raise OSError("a kernel could not be removed from a CUDA graph again") from None
+        raise OSError("a kernel node that was added to a CUDA graph could not be removed from it") from None
 
 
 class _Memory:

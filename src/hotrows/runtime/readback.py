@@ -43,7 +43,7 @@ class Readback:
         return self._known
 
     def bad_id(self) -> list[int]:
-        """What is bad in a batch, as in `CheckedRows.bad`. Only for a readback of these numbers."""
+        """What is bad in a batch, as in `CheckedRows.bad`. Only valid if this is the readback of `CheckedRows.bad`."""
         return self.result()
 
 
@@ -73,7 +73,7 @@ class UniqueCountReadback(Readback):
 
 
 def copy_to_host(numbers: Tensor) -> Tensor:
-    """A copy in pinned memory, complete when the current stream has come this far. A tensor on the host is returned."""
+    """A copy in pinned memory, complete once the current stream gets here. A tensor on the host is returned itself."""
     if not numbers.is_cuda:
         return numbers
     on_host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)

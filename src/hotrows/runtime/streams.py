@@ -1,8 +1,9 @@
 """Streams of work beside the training, and the events by which they wait for each other.
 
-All stream, event and thread handling of hotrows is in this package. On CUDA a work stream is a CUDA stream and an event
-a CUDA event. On the CPU a work stream is a worker thread and an event a flag. The caller's own stream (the current CUDA
-stream, or the calling thread) trains. Events have the methods of `torch.cuda.Event`: query, wait, synchronize.
+Here are the streams in which caches plan and move rows, and the events of these and other streams. On CUDA a work
+stream is a CUDA stream and an event a CUDA event. On the CPU, rows move in a worker thread, whose event is a flag, and
+plans are made at once in the calling thread. The caller's own stream (the current CUDA stream, or the calling thread)
+trains. Events have the methods of `torch.cuda.Event`: query, wait, synchronize.
 """
 
 import os
@@ -58,7 +59,7 @@ class WorkStream(Protocol):
         """Queue work behind all work submitted before and behind the given events of other streams.
 
         Args:
-            replays_graph: the work only replays a CUDA graph or copies, and creates no tensor.
+            replays_graph: the work replays a CUDA graph. It enters `writable_state` itself wherever it creates tensors.
         """
 
 
@@ -215,7 +216,7 @@ class ThreadStream:
     """A worker thread that runs one job after the other.
 
     After a job has failed, no further job runs, and every later event carries the first error. Otherwise a later fetch
-    could read what an earlier write-back did not write.
+    could read a record that an earlier write-back should have written.
     """
 
     def __init__(self, name: str) -> None:

@@ -20,7 +20,7 @@ from hotrows.cache.stats import Stats
 from hotrows.cache.transfer import ZeroCopy
 from hotrows.data.read_ahead import iterate_ahead_if_slow
 from hotrows.loop.lookahead import lookahead
-from hotrows.loop.ticket_updates import read_rows_early
+from hotrows.loop.ticket_updates import switch_on_early_reads
 from hotrows.nn.collection import EmbeddingBagCollection
 from hotrows.optim import RowOptimizer
 from hotrows.options import check_options, option
@@ -104,7 +104,7 @@ class HecaStrategy(Strategy):
         preload(bags, self.hot)
         if self.options.consistency == "stale":
             for scheduler in bags.schedulers:
-                read_rows_early(scheduler)
+                switch_on_early_reads(scheduler)
         return bags
 
     def batches(self, loader: Iterable[Batch], bags: EmbeddingBagCollection) -> Iterator[Batch]:

@@ -652,7 +652,7 @@ def test_an_announcement_that_fails_is_raised_in_its_batchs_iteration(
             (bags(ids) ** 2).sum().backward()
             trained.append(ids)
 
-    with pytest.raises(RuntimeError, match="could not be found ahead") as raised:
+    with pytest.raises(RuntimeError, match="announcing this batch ahead of its iteration") as raised:
         train_all()
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
     assert len(trained) == num_trained, "the batches before it"
