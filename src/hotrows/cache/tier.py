@@ -64,7 +64,11 @@ class Cached:
         if not needs_cache(settings):
             raise ValueError(f"backing is {self.backing!r}: all its rows are on the device, and need no tier in front")
         policy = make_policy(self.policy)
-        if numbering is not None:
+        sizes = torch.tensor([table.num_rows for table in tables], device="cpu")
+        policy.check(int(sizes.sum()))
+        if numbering is None:
+            policy.set_tables(sizes.cumsum(0) - sizes)
+        else:
             policy.remap(numbering.row_of)
         return CachedStore(settings.open(tables, layout, CPU, seed, numbering), self.num_slots, policy, self.index)
 
