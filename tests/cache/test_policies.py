@@ -180,6 +180,20 @@ def test_next_uses_against_a_list(batches: list[set[int]], window: int) -> None:
         assert found.tolist() == expected
 
 
+def test_batches_whose_announcement_failed_do_not_fill_the_next_use_table() -> None:
+    policy = Lookahead()
+    policy.bind(Slots(10, torch.device("cpu")))
+    num = torch.tensor([1000], dtype=torch.int32)
+    policy.next_use.add(torch.tensor([1]), num.clamp(max=1), 0)
+    for number in range(1, 50):
+        policy.next_use.add(torch.arange(1000) + 1000 * number, num, number)
+        policy.forget(number)
+        keys, _, num_cells = policy.next_use.arrays()
+        assert int((keys >= 0).sum()) <= 0.75 * num_cells, "a search ends at a free cell"
+    assert num_cells < 10_000
+    assert policy.next_use.take(torch.tensor([1, 2000]), num, None).tolist() == [0, NOT_NEEDED]
+
+
 @pytest.mark.parametrize(("most", "real"), [(1000, 100), (1000, 1000), (5000, 1)])
 def test_the_next_use_table_is_rebuilt_without_waiting_for_counts(most: int, real: int) -> None:
     """As in the planning graph: the number of rows of a batch is known three announcements later."""

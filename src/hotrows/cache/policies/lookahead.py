@@ -67,7 +67,7 @@ class Lookahead(Policy):
         self.next_use.leave(batch_number, num_erased)
 
     def forget(self, batch_number: int) -> None:
-        self.next_use.leave(batch_number)
+        self.next_use.remove(batch_number)
 
     def note_lost_plan(self, num_rows: int) -> None:
         self.next_use.note_erased(num_rows)

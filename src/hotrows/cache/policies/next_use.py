@@ -109,6 +109,14 @@ class NextUseTable:
         num_rows = self._forget(batch_number)
         self._max_erased += num_rows if num_erased is None else num_erased
 
+    def remove(self, batch_number: int) -> None:
+        """Announcing a batch failed: take it out of the window, and out of the uses of every row it was added to.
+
+        Rows without uses stay in their cells until the table is rebuilt, and count as erased until then.
+        """
+        self.leave(batch_number)
+        self._uses.bitwise_and_(~_bit(batch_number))
+
     def note_erased(self, num_cells: int) -> None:
         """At most this many further cells may have been marked as erased."""
         self._max_erased += num_cells
@@ -138,7 +146,7 @@ class NextUseTable:
         old_keys, old_uses = self._keys, self._uses
         keys, uses = self._empty(max(min_cells, int(2 * CELLS_PER_ROW * likely)) if grows else old_keys.numel() - 1)
         if old_keys.numel() > 0:
-            rows = old_keys[:-1]
+            rows = torch.where(old_uses[:-1] == 0, hash_table.EMPTY, old_keys[:-1])  # `remove` leaves rows without uses
             num = torch.full((1,), rows.numel(), dtype=torch.int32, device=self._device)
             cells = hash_table.insert(keys, rows, num)  # EMPTY and ERASED are negative, so they are not inserted
             uses[torch.where(cells >= 0, cells, keys.numel() - 1)] = old_uses[:-1]
