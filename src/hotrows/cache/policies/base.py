@@ -6,7 +6,7 @@ can make the cache slow, but never wrong.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -47,11 +47,25 @@ class PolicyKernelSpec:
     scans_ranges: bool = False  # as for `Policy`: victims may be chosen from a range of the slots
 
 
+# Methods that the planning kernels do not call: they compute what these do for the policies that they know.
+_COMPUTED_BY_KERNELS = {"access", "announce", "refresh"}
+
+
 class Policy(ABC):
     """Ranks the slots for eviction. A slot that was never used must keep the lowest priority."""
 
     looks_ahead = False  # whether the policy wants `announce` and `withdraw`
     scans_ranges = False  # whether victims of batches planned ahead may be chosen from a range of the slots
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take the inherited `kernel_spec` from a subclass that overrides what the kernels would compute."""
+        super().__init_subclass__(**options)
+        for kind in cls.__mro__:
+            if "kernel_spec" in vars(kind):
+                return
+            if _COMPUTED_BY_KERNELS & vars(kind).keys():
+                cls.kernel_spec = Policy.kernel_spec  # type: ignore[method-assign]
+                return
 
     def check(self, num_rows: int) -> None:
         """Raise if the policy cannot serve a cache over this many rows, as when it has counts for another number."""
