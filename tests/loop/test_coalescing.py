@@ -72,7 +72,7 @@ def test_batches_are_planned_one_by_one_if_they_do_not_fit_together() -> None:
 def test_batches_outside_the_graph_are_not_planned_with_those_behind_one_in_it(
     num_trained: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty batch has no planning graph. Its ticket was released twice, because it came before its turn."""
+    """An empty batch has no planning graph. Its ticket was released twice, because it was planned out of order."""
     FakeCuda(monkeypatch)
     mix_empty_batches_and_others(num_trained, "cpu")
 
