@@ -21,7 +21,7 @@ class _WithDataclasses(NamedTuple):
     """A structure that has dataclasses inside."""
 
     outer: Any  # the structure in which each dataclass is one value
-    # For each value of `outer`: the dataclass's structure (None if it is none), and how many leaves it has.
+    # For each value of `outer`: the structure (None if the value is not a dataclass), and how many leaves it has.
     parts: tuple[tuple[_Fields | None, int], ...]
 
 
