@@ -38,7 +38,7 @@ class Cached:
 
     Args:
         backing: the slower store, as the argument `store=` of the embedding modules takes it, except "device".
-        num_slots: rows in host memory, for the tables of each dim.
+        num_slots: how many rows are kept in host memory for each dim; tables of different dims have separate tiers.
         policy: decides which rows stay in host memory, a name in `hotrows.POLICIES` or a `Policy`.
         index: "auto", "direct", "hash" or "set-associative".
     """

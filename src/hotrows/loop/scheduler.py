@@ -120,7 +120,7 @@ class Scheduler:
         try:
             if placement is not Placement.READ_ONLY:
                 ticket.batch_number = None  # planning has told the policy
-                self.cache.stats.on_the_spot += 1
+                self.cache.stats.immediate_plans += 1
             may_overflow = self._may_overflow(placement)
             if may_overflow or self.device.type != "cuda":
                 self.resolve_all()
