@@ -121,8 +121,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a batch with a bad id has no rows at all", "nn/lookups.py",
-        "torch.where(any_bad if mask is None else any_bad | mask, NO_ROW, ids + first_row)",
-        "torch.where(bad if mask is None else bad | mask, NO_ROW, ids + first_row)",
+        "torch.where(any_bad, BAD_ID, NOTHING_BAD), any_bad\n",
+        "torch.where(any_bad, BAD_ID, NOTHING_BAD), bad\n",
         "tests/nn/test_bad_input.py",
     ),
     Mutation(

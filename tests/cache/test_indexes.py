@@ -32,7 +32,7 @@ def put(index: Index, rows: torch.Tensor, batch: int) -> torch.Tensor:
     index.maintain(rows.numel())
     slots = index.place(rows, num, oldest=batch)
     placed = slots >= 0
-    target = index.slots.or_beyond(slots)
+    target = index.slots.write_targets(slots)
     out = torch.where(placed, index.slots.row[target], -1)
     index.replace(slots, out, torch.where(placed, rows, -1), num)
     index.slots.row[target] = torch.where(placed, rows, -1)

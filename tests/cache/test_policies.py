@@ -9,7 +9,8 @@ import hotrows
 from hotrows.cache.indexes import INDEXES, make_index
 from hotrows.cache.planning.planner import EagerPlanner
 from hotrows.cache.planning.protocol import Counts, Placement
-from hotrows.cache.policies import POLICIES, Policy, make_policy
+from hotrows.cache.policies import LRU, POLICIES, Access, Policy, make_policy
+from hotrows.cache.policies.base import PolicyKernelSpec
 from hotrows.cache.policies.frequency import Frequency
 from hotrows.cache.policies.lookahead import Lookahead
 from hotrows.cache.policies.next_use import NOT_NEEDED, NextUseTable
@@ -180,6 +181,20 @@ def test_next_uses_against_a_list(batches: list[set[int]], window: int) -> None:
         assert found.tolist() == expected
 
 
+def test_batches_whose_announcement_failed_do_not_fill_the_next_use_table() -> None:
+    policy = Lookahead()
+    policy.bind(Slots(10, torch.device("cpu")))
+    num = torch.tensor([1000], dtype=torch.int32)
+    policy.next_use.add(torch.tensor([1]), num.clamp(max=1), 0)
+    for number in range(1, 50):
+        policy.next_use.add(torch.arange(1000) + 1000 * number, num, number)
+        policy.forget(number)
+        keys, _, num_cells = policy.next_use.arrays()
+        assert int((keys >= 0).sum()) <= 0.75 * num_cells, "a search ends at a free cell"
+    assert num_cells < 10_000
+    assert policy.next_use.take(torch.tensor([1, 2000]), num, None).tolist() == [0, NOT_NEEDED]
+
+
 @pytest.mark.parametrize(("most", "real"), [(1000, 100), (1000, 1000), (5000, 1)])
 def test_the_next_use_table_is_rebuilt_without_waiting_for_counts(most: int, real: int) -> None:
     """As in the planning graph: the number of rows of a batch is known three announcements later."""
@@ -211,6 +226,44 @@ def test_counts_of_the_wrong_length_are_refused() -> None:
     for policy in (Frequency(torch.arange(20)), Lookahead(torch.arange(20))):
         with pytest.raises(ValueError, match="counts are given for 20 rows, but 30 rows share the cache"):
             hotrows.EmbeddingBag(30, 4, policy=policy)
+
+
+class _NewestFirst(LRU):
+    def access(self, access: Access) -> None:
+        self.slots.priority[access.slots] = -access.plan_number
+
+
+class _WithKernels(_NewestFirst):
+    def kernel_spec(self) -> PolicyKernelSpec:
+        return PolicyKernelSpec("lru")
+
+
+class _Renamed(LRU):
+    pass
+
+
+class _Child(_NewestFirst):
+    pass
+
+
+class _Mixin:
+    def refresh(self, plan_number: int) -> None:
+        pass
+
+
+class _Mixed(_Mixin, Lookahead):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_kernels"),
+    [(LRU, True), (_Renamed, True), (_NewestFirst, False), (_Child, False), (_WithKernels, True), (_Mixed, False)],
+)
+def test_kernels_do_not_plan_for_a_subclass_with_a_rule_of_its_own(kind: type[Policy], has_kernels: bool) -> None:
+    planner = planner_of(kind(), 10)
+    assert (planner.kernel_spec() is not None) == has_kernels
+    reason = None if has_kernels else f"policy {kind.__name__} has no kernels"
+    assert planner.reason_without_kernels() == reason
 
 
 def test_lfu_counts_do_not_wrap() -> None:

@@ -96,7 +96,7 @@ TRAIN_OPTIONS = [
     ("--cache", "-5", "cache is '-5': give a number of rows"),
     ("--cache", "nan", "cache is 'nan': give a number of rows"),
     ("--cache", "200%", "at most 100%"),
-    ("--cache", "0.000001KB", "which is no room for a single row"),
+    ("--cache", "0.000001KB", "but one row with its optimizer state takes"),
     ("--policy", "mru", "cache.policy is 'mru': known are lru, lfu"),
     ("--policy", "", "policy is '': known are"),
     ("--optimizer", "lamb", "optimizer.name is 'lamb': known are sgd, adagrad"),

@@ -1,7 +1,9 @@
 """Batches flattened and built again, and whether two have the same types."""
 
+import copy
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -93,6 +95,7 @@ def test_a_registered_dataclass_is_flattened_as_the_user_wants():
     [
         [torch.zeros(4, 2)],
         [torch.zeros(4, 2), 3],
+        [torch.zeros(4, 2), 2.0],
         [torch.zeros(4, 2), torch.tensor(2)],
         [torch.zeros(4, 3), 2],
         [torch.zeros(4, 2, dtype=torch.float64), 2],
@@ -103,5 +106,26 @@ def test_a_registered_dataclass_is_flattened_as_the_user_wants():
 )
 def test_other_types(other):
     types = LeafTypes([torch.zeros(4, 2), 2])
-    assert types.match([torch.nn.Parameter(torch.ones(4, 2)), 2.0])
+    assert types.match([torch.nn.Parameter(torch.ones(4, 2)), 2])
     assert not types.match(other)
+
+
+def test_constants_are_the_same_if_they_are_equal_and_of_one_type():
+    for value, others in [
+        (1, [True, 1.0, 2]),
+        (float("nan"), [1.0, None]),
+        (np.array([1.0, np.nan]), [np.array([1.0, 2.0]), np.array([1.0]), np.array([1.0, np.nan], np.float32), 1.0]),
+        ("a", ["b", None]),
+    ]:
+        types = LeafTypes([value])
+        assert types.match([copy.deepcopy(value)])
+        for other in others:
+            assert not types.match([other])
+
+
+def test_an_array_that_was_changed_in_place_is_another_constant():
+    array = np.zeros(3)
+    types = LeafTypes([array])
+    assert types.match([array])
+    array[1] = 1
+    assert not types.match([array])

@@ -272,7 +272,7 @@ def test_a_closed_step_leaves_no_trace_and_runs_eagerly(cuda, dense):
     assert not ours.dense._optimizer_step_pre_hooks
     assert not ours.dense._optimizer_step_post_hooks
     assert all(param.grad is None for param in ours.layer.parameters())
-    assert step.reason == "it was closed"
+    assert step.reason == "the GraphedStep was closed"
     step.close()
     torch.testing.assert_close(ours.run(make_batches()), theirs.run(make_batches()))
     assert step.num_eager == WARM_UP + NUM_STEPS
@@ -295,7 +295,7 @@ def test_a_step_that_fails_in_its_capture_runs_eagerly(cuda):
 
     one = cuda.graphed(step, training.bags, training.state)
     losses = [one(batch) for batch in hotrows.lookahead(make_batches(), training.bags, **LOOP)]
-    assert one.reason == "capturing it failed: OSError: disk full"
+    assert one.reason == "capturing the step failed: OSError: disk full"
     assert one.num_eager == NUM_STEPS
     assert torch.equal(torch.stack(losses), Training(None).run(make_batches()))
 

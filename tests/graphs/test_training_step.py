@@ -177,7 +177,7 @@ def test_same_bits_as_all_rows_on_the_device(optimizer, where):
         assert found["step"].reason is None
         assert found["step"].num_replayed == NUM_STEPS - WARM_UP
     assert ours["stats"].evictions > 0
-    assert ours["stats"].on_the_spot == 0
+    assert ours["stats"].immediate_plans == 0
 
 
 @gpu
@@ -215,7 +215,7 @@ def test_a_cache_too_small_for_the_depth():
     batches = make_batches(size=200)
     ours = run(batches, graphs=True, cache=150, depth=4)
     same(ours, run(batches, graphs=True, store="device"))
-    assert ours["stats"].shrinks > 0
+    assert ours["stats"].rejected_plans > 0
     overflowing = run(batches, graphs=True, cache=60, depth=2)
     same(overflowing, run(batches, graphs=True, store="device"))
     assert overflowing["stats"].overflow > 0
@@ -238,7 +238,7 @@ def test_batches_are_coalesced(num, monkeypatch):
     ours = run(batches, graphs=True, cache=700, depth=3, window=16, optimizer="adam")
     assert sum(plans for _, plans in replays) == 60 // num
     assert ours["stats"].evictions > 0
-    assert ours["stats"].shrinks == 0
+    assert ours["stats"].rejected_plans == 0
     assert ours["step"].num_replayed == 60 - WARM_UP
     same(ours, run(batches, graphs=True, store="device", optimizer="adam"))
 

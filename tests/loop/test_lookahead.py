@@ -75,7 +75,7 @@ def test_with_a_window_that_fits_every_batch_is_planned_ahead(device: str) -> No
         step(bags, ids)
     stats = bags.stats()
     assert stats.batches == len(data)
-    assert (stats.on_the_spot, stats.overflow, stats.shrinks) == (0, 0, 0)
+    assert (stats.immediate_plans, stats.overflow, stats.rejected_plans) == (0, 0, 0)
 
 
 def test_moves_run_beside_the_training() -> None:
@@ -114,7 +114,7 @@ def test_depth_shrinks_and_grows_by_itself() -> None:
     for ids in look(data, bags, depth=6):
         step(bags, ids)
         in_flight.append(len(bags.schedulers[0].in_flight))
-    assert bags.stats().shrinks > 0
+    assert bags.stats().rejected_plans > 0
     assert bags.stats().overflow == 0
     assert max(in_flight[:3]) >= 6
     assert min(in_flight[6:9]) <= 3
@@ -290,7 +290,7 @@ def test_validation_within_the_loop_leaves_it_open() -> None:
             for other in look(batches(3, seed=9), bags):
                 bags(other)
             bags.train()
-    assert bags.stats().on_the_spot == 0
+    assert bags.stats().immediate_plans == 0
     assert torch.equal(weights(bags), plain(data))
 
 
@@ -302,7 +302,7 @@ def test_a_pass_thrown_away_near_the_end_does_not_hold_up_the_rest() -> None:
         else:
             step(bags, ids)
     assert bags.stats().overflow == 0
-    assert bags.stats().on_the_spot == 0
+    assert bags.stats().immediate_plans == 0
 
 
 def test_a_program_that_ends_within_a_loop_ends_well() -> None:
@@ -336,10 +336,10 @@ def test_one_bag_with_offsets() -> None:
     data = [(torch.randint(0, 50, (8,)), torch.tensor([0, 3, 3])) for _ in range(10)]
     for input, offsets in hotrows.lookahead(data, bag, ids=lambda batch: batch):
         bag(input, offsets).sum().backward()
-    assert bag.stats().on_the_spot == 0
+    assert bag.stats().immediate_plans == 0
     for input, offsets in hotrows.lookahead(data, bag, ids=lambda batch: batch[0]):
         bag(input, offsets).sum().backward()
-    assert bag.stats().on_the_spot == 0
+    assert bag.stats().immediate_plans == 0
 
 
 def test_bags_are_freed_after_use() -> None:

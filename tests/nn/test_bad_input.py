@@ -242,7 +242,7 @@ def test_one_bag_called_without_tensors(arguments: tuple[Any, ...], message: str
         ({"cache": "1.5 %x"}, "cache is '1.5 %x'"),
         ({"cache": "0%"}, "cache is '0%'"),
         ({"cache": "120%"}, "at most 100%"),
-        ({"cache": "1kB", "dim": 1000}, "no room for a single row"),
+        ({"cache": "1kB", "dim": 1000}, "one row with its optimizer state takes 4000 bytes"),
         ({"cache": 1.5}, "cache is 1.5"),
         ({"dim": 0}, "dim is 0"),
         ({"dim": None}, "table 'C1' has no dim"),

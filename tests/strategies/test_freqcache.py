@@ -58,7 +58,7 @@ def test_the_hottest_rows_are_there_before_training(ratio: float, device: torch.
     assert bags.cached_rows() == {"a": sum(row < 70 for row in hottest), "b": sum(row >= 70 for row in hottest)}
     stats = bags.stats()
     assert stats.bytes_in == num * bags.caches[0].store.layout.num_bytes
-    assert (stats.batches, stats.lookups, stats.misses, stats.on_the_spot) == (0, 0, 0, 0)
+    assert (stats.batches, stats.lookups, stats.misses, stats.immediate_plans) == (0, 0, 0, 0)
     assert not bags.caches[0].planner.slots.pinned.any()
 
 
@@ -90,7 +90,7 @@ def test_it_is_synchronous_and_moves_blocks() -> None:
     data = batches(5, 14)
     for number, batch in enumerate(strategy.batches(iter(data), bags), start=1):
         bags(batch.ids).sum().backward()
-        assert bags.stats().batches == bags.stats().on_the_spot == number
+        assert bags.stats().batches == bags.stats().immediate_plans == number
     transfer = bags.caches[0].transfer
     assert transfer.buffer_rows == 4
     assert transfer.bytes_in == bags.stats().bytes_in

@@ -199,7 +199,7 @@ def test_victims_are_in_neither_the_current_batch_nor_the_next_nor_the_hot_set(
     for batch in strategy.batches(batches, bags):
         step(bags, batch.ids)
         iteration += 1
-    assert (bags.stats().shrinks > 0) == (cache < 90)
+    assert (bags.stats().rejected_plans > 0) == (cache < 90)
     assert len(victims_of) > 20
     if cache == 90:  # a smaller one has room for the current batch, and seldom for more
         assert sum(number > at for at, number in victims_of) > 20, "most batches are planned ahead"
@@ -363,7 +363,7 @@ def test_stale_training_counts_what_consecutive_batches_share_and_repeats_itself
         train(make(90, batches, consistency="stale", hot="60%"), batches, device, optimizer) for _ in range(2)
     )
     stats = first.stats()
-    assert stats.on_the_spot == stats.shrinks == 0
+    assert stats.immediate_plans == stats.rejected_plans == 0
     rows = [_rows_of(batch) for batch in batches]
     assert stats.stale == sum(len(before & after) for before, after in pairwise(rows))
     assert_equal(result_of(second), result_of(first))

@@ -15,7 +15,9 @@ def cache_rows(cache: int | str, num_rows: int, record_bytes: int) -> int:
     """The number of slots for a cache over `num_rows` rows."""
     wanted = _parse(cache, num_rows, record_bytes)
     if wanted < 1:
-        raise ValueError(f"cache is {cache!r}, which is no room for a single row of {record_bytes} bytes: {_ALLOWED}")
+        raise ValueError(
+            f"cache is {cache!r}, but one row with its optimizer state takes {record_bytes} bytes: {_ALLOWED}"
+        )
     if wanted > num_rows:
         logger.warning("cache of %s: %d rows, but there are only %d; using those", cache, wanted, num_rows)
         return num_rows
@@ -23,7 +25,7 @@ def cache_rows(cache: int | str, num_rows: int, record_bytes: int) -> int:
 
 
 def check_cache(cache: int | str) -> None:
-    """Raise if `cache` cannot be read, before any table is made."""
+    """Raise ValueError if `cache` is not a valid size. Called before any table is made."""
     _parse(cache, 1, 1)
 
 

@@ -11,7 +11,7 @@ from hotrows.runtime.streams import record_event, writable_state
 
 # A cache of at most this many bytes is copied when the buffer grows. The rows of a larger cache go through the store,
 # because the device may not have the memory for the old and the new cache at once.
-MOST_BYTES_TWICE = 1 << 27
+MAX_BYTES_TO_COPY = 1 << 27
 
 
 def reserve(cache: RowCache, streams: CacheStreams, num: int) -> None:
@@ -22,7 +22,7 @@ def reserve(cache: RowCache, streams: CacheStreams, num: int) -> None:
     # The next batch may overflow by a few rows more, and growing is slow.
     wanted = max(num + num // 4, 2 * (cache.records.shape[0] - cache.num_slots))
     with writable_state():
-        if cache.records.nbytes <= MOST_BYTES_TWICE:
+        if cache.records.nbytes <= MAX_BYTES_TO_COPY:
             _grow_by_copy(cache, wanted)
         else:
             _grow_through_store(cache, streams, (wanted, num))
@@ -41,8 +41,8 @@ def _grow_through_store(cache: RowCache, streams: CacheStreams, buffer_sizes: tu
     The content of the buffer is lost. Nothing uses it, because the next batch overwrites it.
 
     Args:
-        buffer_sizes: wanted sizes of the buffer in rows, the largest first. If the device has no memory even for the
-            last one, which is needed, the buffer keeps its old size and the error is raised.
+        buffer_sizes: sizes to try, in rows, the largest first; the last is what the batch needs. If none fits, the
+            buffer keeps its old size and the error is raised. If even that fails, the cache is lost (`RowCache.lose`).
     """
     num_before, words = cache.records.shape
     sizes = (*(cache.num_slots + size for size in buffer_sizes), num_before)

@@ -1,4 +1,4 @@
-"""A store seen through a cache: all rows of one dim, and the records of some of them in device memory.
+"""A store behind a cache: all rows of the tables of one embedding dimension, and some records in device memory.
 
 A row's current value is in its slot if the index knows the row, and in the store otherwise (rule 5 of the exactness
 argument). `RowCache` owns memory and knows nothing of time: `loop.scheduler` decides when plans and moves run.
@@ -18,13 +18,13 @@ from hotrows.stores.row_order import Numbering
 
 
 class RowCache:
-    """The rows of tables of one dim: their store, and the records that are on the device.
+    """All rows of the tables of one embedding dimension in a store, and the records of some of them on the device.
 
     Args:
         store: all rows.
-        planner: plans for as many slots as the cache has.
+        planner: gives rows their slots. The cache has `planner.num_slots` slots.
         transfer: moves records between store and device. Each cache needs its own.
-        numbering: the number of each row in the store; None if the store numbers rows table after table.
+        numbering: maps a row's number (table after table) to its number in the store; None if the two are the same.
     """
 
     def __init__(
@@ -57,23 +57,23 @@ class RowCache:
 
     @property
     def holds_all_rows(self) -> bool:
-        """Every row of the store is on the device, in the slot of its number."""
+        """True if all rows of the store are always on the device, where slot i holds row i."""
         return self.planner.holds_all_rows
 
     @property
     def device_bytes(self) -> int:
-        """Device memory of records, slots, index and transfer, without what single batches take."""
+        """Device memory of the records, slots, index and transfer. Memory of single batches is not counted."""
         return self.records.nbytes + self.planner.device_bytes(self.store.num_rows) + self.transfer.device_bytes
 
     def find_unique(self, rows: Tensor) -> tuple[UniqueRows, Tensor | None]:
-        """The unique rows of a batch by their numbers in the store.
+        """Find the unique rows of a batch, and give them their numbers in the store.
 
         Args:
             rows: int64 [N], numbered table after table.
 
         Returns:
-            The unique rows. If the store numbers rows in another order, also their numbers table after table, else
-            None.
+            The unique rows, numbered as in the store; and the same rows numbered table after table, or None if the
+            store numbers them so.
         """
         unique = unique_rows(rows)
         if self.numbering is None:
@@ -81,7 +81,7 @@ class RowCache:
         return self.numbering.of_unique(unique), unique.rows
 
     def move(self, moves: Moves) -> None:
-        """Carry out moves in the caller's stream."""
+        """Carry out moves in the current stream."""
         self.transfer.move(self.store, self.records, moves)
 
     def move_planned(self, plan: Plan) -> None:
@@ -112,20 +112,20 @@ class RowCache:
             raise MemoryError(self.lost)
 
     def lose(self) -> None:
-        """Give the cache up because the device has no memory for it. Every row is in the store."""
+        """Give the cache up, because it could not be restored after its memory was freed. Every row is in the store."""
         self.lost = (
-            f"the device has no memory for a cache of {self.num_slots:,} rows any more: it was given up to make room "
-            "for rows that found no slot. All rows are in the store as they were trained; to go on, save them, and "
-            "load them into bags with a smaller cache"
+            f"the cache of {self.num_slots:,} rows was freed to enlarge its overflow buffer, and could not be "
+            "allocated and filled again. The store has the trained values of all rows: save them, and load them into "
+            "bags with a smaller cache"
         )
         self.planner.clear()
 
-    def count_plan(self, counts: Counts, placement: Placement, was_rejected: bool) -> None:
+    def count_plan(self, counts: Counts, placement: Placement, counts_rejection: bool) -> None:
         """Add the counts of a plan to the statistics.
 
         Args:
-            was_rejected: count a plan that does not fit as a rejected one. False for a plan that searched only a range
-                of the slots, and for all but the first of coalesced batches.
+            counts_rejection: if the plan does not fit, count it as rejected. False for a plan that searched only a
+                range of the slots, and for all but the first of coalesced batches.
         """
         stats = self.stats
         stats.bytes_in += (counts.placed + counts.overflow) * self.record_bytes
@@ -141,7 +141,7 @@ class RowCache:
             stats.evictions += counts.evictions
             stats.overflow += counts.overflow
         else:
-            stats.shrinks += was_rejected
+            stats.rejected_plans += counts_rejection
 
     def uncount_batch(self, counts: Counts) -> None:
         """Uncount a batch that was planned ahead and never trained. Its moves stay counted, because they happened."""

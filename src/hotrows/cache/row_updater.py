@@ -14,7 +14,7 @@ from hotrows.optim import RowOptimizer
 
 @dataclass
 class LookupGrads:
-    """The gradients of the bags of one forward pass, and what each lookup gets of them; see `ops.segment_sum`."""
+    """The gradients of one forward pass's bags, and how they are distributed to its lookups (see `ops.segment_sum`)."""
 
     grad: Tensor  # float32 or bfloat16 [bags, D]
     bag_of: Tensor | None = None
@@ -37,7 +37,7 @@ class RowUpdater:
         self.steps = 0
 
     def next_step(self) -> tuple[float, ...]:
-        """Count one optimizer step, and return the optimizer's numbers for it."""
+        """Count one optimizer step, and return its hyperparameters (`RowOptimizer.hyper`)."""
         assert self.optimizer is not None
         self.steps += 1
         self.optimizer.note_step()
@@ -53,7 +53,7 @@ class RowUpdater:
             raise
 
     def apply(self, plan: Plan, grads: LookupGrads, hyper: Tensor | tuple[float, ...]) -> None:
-        """Update the records of a plan's unique rows, in the caller's stream."""
+        """Update the records of a plan's unique rows, in the current stream."""
         assert self.optimizer is not None
         unique = plan.unique
         backward_update(

@@ -13,8 +13,8 @@ BYTES_PER_SLOT = 8 + 4 + 4 + 1
 class Slots:
     """State of S slots.
 
-    The arrays that plans write have one entry more than there are slots. Writes that must not happen go there, so that
-    a whole batch can be written without the host knowing which of its entries are real.
+    The arrays that plans write have one entry more than there are slots. Masked-out writes are redirected to this extra
+    entry, so a whole batch is written with one scatter, although only the device knows which of its entries are real.
     """
 
     def __init__(self, num: int, device: torch.device) -> None:
@@ -29,8 +29,8 @@ class Slots:
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in (self.row, self.last_used, self.priority, self.pinned))
 
-    def or_beyond(self, slots: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The slots to write to, int64, with the extra entry in place of those that are NO_SLOT or masked out."""
+    def write_targets(self, slots: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The indices to write to, int64: each slot, or `num` (the extra entry) where it is NO_SLOT or masked out."""
         real = slots >= 0 if mask is None else mask & (slots >= 0)
         return torch.where(real, slots, self.num).long()
 

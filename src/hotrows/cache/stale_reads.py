@@ -1,12 +1,12 @@
-"""Values read early: when a batch's rows are fetched, before the batch that still trains has updated them.
+"""Stale reads: the next batch's values are read when its rows are fetched, before the current batch has updated them.
 
 This is HECA as published: while a batch trains, the values of the next batch's rows are collected, from the cache if
 they are there and from the store otherwise, and the next batch is computed with these values. The value of a row that
 both batches use is then one update old. Only what the forward pass reads is old: gradients are applied to the current
 record, so that no update is lost.
 
-Reads and updates alternate in a fixed order, so the result is the same every time: a batch is read after the update
-of the batch before the current one, and the current batch's update waits for that read.
+Reads and updates alternate in a fixed order, so the result is the same every time: batch t + 1 is read after the
+update of batch t - 1, and the update of batch t waits for that read.
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,16 @@ class StaleReads:
 
     def __init__(self, device: torch.device) -> None:
         self._num_stale = torch.zeros((), dtype=torch.int64, device=device)
-        self.last: Event | None = None  # behind the last of these reads
+        self.last: Event | None = None  # recorded after the last of these reads
 
     def count(self, read: StaleRead, records: Tensor, row_slots: Tensor) -> None:
-        """Compare a read, once, with the records [S, W] at the moment it is used."""
+        """Count the rows whose values have changed since they were read.
+
+        Call it when the forward pass uses the read; only the first call counts.
+
+        Args:
+            records: [S, W], those of the cache.
+        """
         if read.counted:
             return
         read.counted = True

@@ -16,8 +16,9 @@ class Stats:
     bytes_in: int = 0  # store → cache
     bytes_out: int = 0  # cache → store
     overflow: int = 0  # rows that went through the overflow buffer
-    shrinks: int = 0  # plans rejected because the batches in flight left no room
-    on_the_spot: int = 0  # batches not looked ahead, and updates of gathered gradients, which are planned like batches
+    rejected_plans: int = 0  # the batches in flight left no room for them
+    # Plans made by `plan_now`: of batches not planned ahead, of updates of gathered gradients, and of preloaded rows.
+    immediate_plans: int = 0
     read_rows: int = 0  # unique rows read without training (eval, no_grad)
     stale: int = 0  # rows read early and updated before their batch trained (`cache.stale_reads`)
     stalls: int = 0  # how often moves or a stale read were not complete when the caller's stream came to wait for them

@@ -1,7 +1,8 @@
 """The two work streams of a cache, and the order of everything that moves rows.
 
 Rule 2 of the exactness argument lives here: all moves of a cache run in the order of their plans. The planning graph
-moves rows in the planning stream, everything else moves rows in the moving stream, and each waits for the other.
+moves rows in the planning stream, everything else in the moving stream. Moves in one stream wait for the earlier moves
+in the other.
 """
 
 import sys
@@ -50,8 +51,8 @@ class CacheStreams:
     def submit_move(self, work: Callable[[], None], after: Iterable[Event] = ()) -> Event:
         """Move rows outside the planning graph, behind the given events and every earlier move of this stream.
 
-        The caller passes the event of the plan that the moves belong to in `after`. The moves of earlier planning
-        graphs run in the planning stream, so they are complete by that event too.
+        `after` must contain the event of the plan that these moves belong to. The moves of earlier planning graphs run
+        in the planning stream, so they are complete by that event too.
         """
         self._last_move = self.moving.submit(work, after)
         return self._last_move
@@ -61,7 +62,7 @@ class CacheStreams:
         self.submit_move(_do_nothing, (record_event(self.device), self.last_plan)).synchronize()
 
     def keep_alive_until(self, kept: object, *events: Event) -> None:
-        """Keep memory that streams still read until these events are complete.
+        """Hold a reference to `kept` until these events are complete, because streams may read its memory until then.
 
         PyTorch would reuse the memory of a tensor as soon as Python drops it, although another stream still reads it.
         """

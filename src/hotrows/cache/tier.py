@@ -38,7 +38,7 @@ class Cached:
 
     Args:
         backing: the slower store, as the argument `store=` of the embedding modules takes it, except "device".
-        num_slots: rows in host memory, for the tables of each dim.
+        num_slots: how many rows are kept in host memory for each dim; tables of different dims have separate tiers.
         policy: decides which rows stay in host memory, a name in `hotrows.POLICIES` or a `Policy`.
         index: "auto", "direct", "hash" or "set-associative".
     """
@@ -64,7 +64,11 @@ class Cached:
         if not needs_cache(settings):
             raise ValueError(f"backing is {self.backing!r}: all its rows are on the device, and need no tier in front")
         policy = make_policy(self.policy)
-        if numbering is not None:
+        sizes = torch.tensor([table.num_rows for table in tables], device="cpu")
+        policy.check(int(sizes.sum()))
+        if numbering is None:
+            policy.set_tables(sizes.cumsum(0) - sizes)
+        else:
             policy.remap(numbering.row_of)
         return CachedStore(settings.open(tables, layout, CPU, seed, numbering), self.num_slots, policy, self.index)
 

@@ -24,7 +24,7 @@ class Transfer(Protocol):
         """The device memory that it holds."""
 
     def move(self, store: Store, records: Tensor, moves: Moves) -> None:
-        """Carry out moves between the store and the records of a cache on the caller's stream, as `ops.swap` does."""
+        """Carry out moves between the store and the records of a cache in the current stream, as `ops.swap` does."""
 
 
 class ZeroCopy:

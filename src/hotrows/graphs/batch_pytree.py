@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree  # Python code that has no public name yet
@@ -20,7 +21,7 @@ class _WithDataclasses(NamedTuple):
     """A structure that has dataclasses inside."""
 
     outer: Any  # the structure in which each dataclass is one value
-    # For each value of `outer`: the dataclass's structure (None if it is none), and how many leaves it has.
+    # For each value of `outer`: the structure (None if the value is not a dataclass), and how many leaves it has.
     parts: tuple[tuple[_Fields | None, int], ...]
 
 
@@ -114,7 +115,7 @@ class LeafTypes:
 
     def __init__(self, leaves: list[Any]) -> None:
         self._types: list[tuple[torch.Size | None, Any]] = [
-            (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else (None, leaf) for leaf in leaves
+            (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else (None, _kept(leaf)) for leaf in leaves
         ]
 
     def match(self, leaves: list[Any]) -> bool:
@@ -125,6 +126,24 @@ class LeafTypes:
             if isinstance(leaf, Tensor):
                 if leaf.dtype is not dtype_or_constant or leaf.shape != shape:
                     return False
-            elif shape is not None or not bool(leaf == dtype_or_constant):
+            elif shape is not None or not _is_same(leaf, dtype_or_constant):
                 return False
         return True
+
+
+def _kept(constant: Any) -> Any:
+    """The constant itself, or a copy of an array, whose elements the caller may change."""
+    return constant.copy() if isinstance(constant, np.ndarray) else constant
+
+
+def _is_same(value: Any, constant: Any) -> bool:
+    """True if both are of one type and equal. NaN is the same as NaN."""
+    if type(value) is not type(constant):
+        return False
+    if isinstance(value, np.ndarray):
+        is_alike = bool(value.dtype == constant.dtype and value.shape == constant.shape)
+        return is_alike and bool(value.tobytes() == constant.tobytes())
+    try:
+        return bool(value == constant) or bool(value != value and constant != constant)
+    except Exception:  # objects that `==` compares element by element, for example: they have no one answer
+        return False

@@ -70,7 +70,7 @@ _CAUSED_HERE = ("Synchronization debug mode", "constructed with capturable=True"
 
 
 class DenseOptimizers:
-    """The optimizers that take a step in every call of a training step.
+    """The dense optimizers whose `step()` the training step calls, the same ones in every call.
 
     Args:
         device_type: of the parameters.
@@ -84,9 +84,13 @@ class DenseOptimizers:
         self._snapshots: list[OptimizerSnapshot] = []
 
     def found(self, optimizers: dict[int, torch.optim.Optimizer]) -> None:
-        """These optimizers took a step in a call. Raises `CannotCaptureError` if that cannot be captured."""
+        """Register the optimizers that stepped in one call of the training step, and adapt them.
+
+        Raises:
+            CannotCaptureError: one of them cannot be captured, or they are not those of earlier calls.
+        """
         if self._all is not None and self._all.keys() != optimizers.keys():
-            raise CannotCaptureError("not the same optimizers take a step in every call")
+            raise CannotCaptureError("the step does not call the same optimizers every time")
         for optimizer in optimizers.values():
             check_capturable(optimizer, self._device_type)
             if not self._adapts:
@@ -112,7 +116,10 @@ class DenseOptimizers:
         return [rate._version for snapshot in self._snapshots for rate in snapshot.rates]
 
     def are_unchanged(self) -> bool:
-        """True if captures of the step may still be replayed. Copies an assigned learning rate to the captured one."""
+        """True if captures of the step may still be replayed.
+
+        If the user has assigned a learning rate, its value is copied to the captured tensor.
+        """
         for snapshot in self._snapshots:  # noqa: SIM110  (a generator is slower)
             if not snapshot.holds():
                 return False
@@ -213,13 +220,15 @@ class _GroupBefore:
             group["lr"] = self._rate.copy_(rate)
 
     def _exact(self, rate: float) -> float:
-        """The learning rate in double precision, if the device still has that number rounded. Otherwise `rate`."""
+        """The assigned learning rate in double precision, if `rate` is its float32 rounding. Otherwise `rate`."""
         assigned = self._assigned
         return rate if assigned is None or torch.tensor(assigned, dtype=torch.float32).item() != rate else assigned
 
 
 def make_capturable(optimizer: torch.optim.Optimizer) -> AdaptedOptimizer:
-    """Adapt an optimizer to captures: PyTorch's fused implementation takes its steps, and their state is on the device.
+    """Adapt an optimizer to captures.
+
+    From then on it uses PyTorch's fused implementation, and its learning rate and step counts are on the device.
 
     Raises:
         CannotCaptureError: it cannot be captured whatever its settings are. It is unchanged then.

@@ -94,7 +94,7 @@ class CapturedStep:
             updates = self._run(step, bags, inputs, stand_ins, tickets)
         if any(each.num_passes != (1, 1) for each in updates):
             raise CannotCaptureError("a step must call the bags once, and one backward pass must reach them")
-        self._done: Event = record_event(bags.device)  # behind the last use of the memory of the inputs
+        self._done: Event = record_event(bags.device)  # recorded after the last use of the input buffers
 
     def _run(
         self,
@@ -127,7 +127,11 @@ class CapturedStep:
             self._copied.synchronize()  # also for inputs that were copied for a replay that failed
 
     def accepts(self, leaves: list[Any], structure: Any) -> bool:
-        """True if this is the step on such a batch, and the memory that the graph points to is still there."""
+        """True if the graph can be replayed for this batch.
+
+        The batch must have the structure, shapes, dtypes and constants of the captured one, and the memory that the
+        graph points to must not have been replaced.
+        """
         if structure != self._structure or not self._types.match(leaves):
             return False
         for part in self._parts:  # noqa: SIM110  (a generator is slower)
@@ -144,9 +148,9 @@ class CapturedStep:
         if cuda_private.current_device_index() != self._device.index:
             with torch.cuda.device(self._device):
                 return self.replay(leaves, tickets, stream)
-        # The host overwrites what the last replay of this graph reads, so that replay must be complete. It usually is,
-        # because it trained the batch that had these plan buffers before, and the plan of the present batch has waited
-        # for that. The host waits here only if a batch is trained on twice.
+        # The host overwrites what the last replay of this graph reads, so that replay must be complete. Usually it is:
+        # it trained the batch that had these plan buffers before, the present plan was made after that, and the host
+        # has read the plan's counts. The host waits only if a batch is trained on twice.
         self._done.synchronize()
         output = self._outputs.next(stream)
         on_device = self._copy_inputs(leaves, stream)
@@ -192,7 +196,7 @@ def _join(updates: Sequence[CapturedUpdates]) -> None:
 
 
 class _CachePart:
-    """One cache's part of a captured step: the memory that the graph points to, and the row optimizer's numbers."""
+    """One cache's part of a captured step: the memory that the graph points to, and the optimizer's coefficients."""
 
     def __init__(self, scheduler: Scheduler, device: torch.device) -> None:
         optimizer = scheduler.updater.optimizer
@@ -204,18 +208,19 @@ class _CachePart:
         self.pinned = torch.zeros(count, dtype=torch.float32, pin_memory=device.type == "cuda")
         self.on_device = torch.zeros(count, dtype=torch.float32, device=device)
         self._write = self.pinned.numpy()
-        self._hyper: tuple[float, ...] | None = None  # the numbers whose coefficients are in pinned memory now
+        self._hyper: tuple[float, ...] | None = None  # the hyperparameters whose coefficients are in `pinned` now
 
     def next_step(self) -> None:
-        """Count one optimizer step, and write its numbers to where the next replay reads them.
+        """Count one optimizer step, and write its hyperparameters to where the next replay reads them.
 
-        The ids of a batch in a plan buffer were checked when its iteration began, so its own step always counts. But
-        earlier batches that were planned in their own iteration may still be unchecked.
+        The replayed batch has no bad ids: they were checked when its iteration began. An earlier batch, planned in its
+        own iteration, may turn out to have some: then its step is first taken back. The host waits to know this only
+        if the hyperparameters depend on the step count.
         """
         self.scheduler.bad_ids.uncount_bad_steps(wait=self._optimizer.depends_on_step)
         hyper = self.scheduler.updater.next_step()
         if hyper != self._hyper:
-            # The graph's last replay has read the old numbers: `replay` has waited for it.
+            # The graph's last replay has read the old coefficients: `replay` has waited for it.
             self._write[:] = coefficients(self._optimizer.rule, hyper)
             self._hyper = hyper
 

@@ -1,6 +1,6 @@
 """Tells whether an optimizer still is as it was when a step was captured.
 
-A captured step reads and writes the tensors that the optimizer had at the capture, and uses the numbers that it had
+A captured step reads and writes the tensors that the optimizer had at the capture, and uses the settings that it had
 then. A learning rate may change if it is a tensor on the device. After any other change the step must be captured
 again.
 """
@@ -14,7 +14,10 @@ from torch import Tensor
 
 
 class OptimizerSnapshot:
-    """An optimizer at one time: its groups and their numbers, its parameters and its state, by identity and address.
+    """What an optimizer was at one time.
+
+    That is the identity of its groups, parameters and state tensors, the addresses of its parameters, and the settings
+    of its groups.
 
     Args:
         assign_rate: called with the position of a group and its captured learning rate, if the user has assigned
@@ -31,7 +34,7 @@ class OptimizerSnapshot:
         self._state: dict[Tensor, dict[str, Any]] = optimizer.state
         self._groups = list(optimizer.param_groups)
         self.rates: list[Tensor] = [group["lr"] for group in self._groups]
-        self._numbers = [_numbers(group) for group in self._groups]
+        self._settings = [_settings(group) for group in self._groups]
         self._params = [_identities(group["params"]) for group in self._groups]
         self._states = [
             (param, self._state[param], [pair for pair in self._state[param].items() if isinstance(pair[1], Tensor)])
@@ -64,10 +67,10 @@ class OptimizerSnapshot:
                 if self._assign_rate is None:
                     return False
                 self._assign_rate(position, rate)
-        for group, numbers, params in zip(groups, self._numbers, self._params, strict=True):
-            for name, number in numbers:
+        for group, settings, params in zip(groups, self._settings, self._params, strict=True):
+            for name, setting in settings:
                 now = group.get(name)
-                if now is not number and (isinstance(now, Tensor) or now != number):
+                if now is not setting and (isinstance(now, Tensor) or now != setting):
                     return False
             if _identities(group["params"]) != params:
                 return False
@@ -110,7 +113,7 @@ def _identities(params: list[Tensor]) -> tuple[list[int], list[int], list[bool]]
     return [id(p) for p in params], [p.data_ptr() for p in params], [p.requires_grad for p in params]
 
 
-def _numbers(group: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The numbers that a step reads. The learning rate is a tensor, and only a scheduler reads "initial_lr"."""
+def _settings(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The settings of a group that are not tensors, by name. "initial_lr" is left out: only a scheduler reads it."""
     kept = group.keys() - {"params", "initial_lr"}
     return [(name, group[name]) for name in kept if not isinstance(group[name], Tensor)]

@@ -23,7 +23,7 @@ class GraphOutputs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         addresses = torch.zeros(MAX_TENSORS, 2, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._addresses = addresses  # each aligned to 16 bytes
+        self._addresses = addresses  # 16 bytes per entry, so that kernels are compiled for aligned pointers to them
         self._write = addresses[:, 0].numpy()
         self._stream: torch.cuda.Stream | None = None
 
@@ -52,7 +52,7 @@ class GraphOutputs:
         self._allocated: list[list[Tensor]] = [[] for _ in self._on_device]
 
     def next(self, stream: torch.cuda.Stream) -> Any:
-        """Allocate the output of the next replay. That replay writes the tensors of it that are on the device.
+        """Allocate the output of the next replay. The replay then writes those output tensors that are on the device.
 
         The last replay must be complete, because it reads the addresses that this call overwrites.
 

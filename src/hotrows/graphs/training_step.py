@@ -35,7 +35,7 @@ SPARE_CAPTURES = 64
 
 
 class StepOverride(Protocol):
-    """Takes the steps of added optimizers with other kernels, in the thread that has entered this context manager.
+    """While entered in a thread, computes `optimizer.step()` of the added optimizers in that thread with other kernels.
 
     See `hotrows.dense.optimizer_override`, which this module does not import.
     """
@@ -47,10 +47,10 @@ class StepOverride(Protocol):
     ) -> None: ...
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the steps of this optimizer from its next step on."""
+        """Compute the steps of this optimizer with other kernels, from its next step on."""
 
     def close(self) -> None:
-        """Leave all optimizers as they were."""
+        """Remove the override: all optimizers use PyTorch's kernels again."""
 
 
 def graphed(
@@ -71,20 +71,20 @@ def graphed(
             for batch in hotrows.lookahead(loader, bags):
                 loss = step(batch)
 
-    The result is that of the step itself, where dense optimizers use the formulas of PyTorch's fused implementation.
-    What the step does in Python alone, such as counting and printing, happens only in its eager steps and in captures;
-    a number that it reads from Python, such as a loss scale, stays what it was at the capture. Learning rates may
-    change. If the step's parameters or optimizers change otherwise, the step is captured again. The ids of the batch
-    may be passed to `bags` only.
+    The result is that of the eager step with fused dense optimizers (`dense_kernels` may change the last bit). What the
+    step does in Python alone, such as counting and printing, happens only in its eager steps and in captures; a number
+    that it reads from Python, such as a loss scale, stays what it was at the capture. Learning rates may change. If the
+    step's parameters or optimizers change otherwise, the step is captured again. The ids of the batch may be passed to
+    `bags` only.
 
     A step is replayed if its batch has one id per bag and the loop looks ahead. If no step can be replayed,
     `GraphedStep.reason` says why. Without CUDA every step runs eagerly.
 
-    **What it changes in your optimizers.** A captured step can only read the device's memory. So after the first step,
-    each `torch.optim` optimizer that the step calls gets `fused=True`, `foreach=False` and, if it has that setting,
-    `capturable=True` in its parameter groups; `lr` becomes a float32 tensor on the device, and the state `"step"` moves
-    there. Schedulers go on working, as does setting `lr` to a number. Step the scheduler outside of the training step.
-    `close()`, or leaving the `with` block, undoes all of it.
+    **What it changes in your optimizers.** A captured step cannot read Python numbers or pageable host memory. So after
+    the first step, each `torch.optim` optimizer that the step calls gets `fused=True`, `foreach=False` and, if it has
+    that setting, `capturable=True` in its parameter groups; `lr` becomes a float32 tensor on the device, and the state
+    `"step"` moves there. Schedulers go on working, as does setting `lr` to a number. Step the scheduler outside of the
+    training step. `close()`, or leaving the `with` block, undoes all of it.
 
     Args:
         step: takes a batch (tensors, or a tuple, dict or dataclass of them), calls `bags` once with the batch's ids,
@@ -92,8 +92,9 @@ def graphed(
             must zero the gradients itself; `param.grad` means nothing after a replay.
         adapt_optimizers: False changes nothing in your optimizers. Then a step is replayed only if they are capturable
             already: `lr` is a tensor on the device and, for Adam and AdamW, `capturable=True`.
-        dense_kernels: compute the steps of fused optimizers by `hotrows.dense`, whose kernels fill the device. The
-            result of a step differs from that of PyTorch's kernels in the last bit at most.
+        dense_kernels: compute the steps of fused optimizers by `hotrows.dense`, which updates many parameters in one
+            launch and so keeps all multiprocessors busy. The result of a step differs from that of PyTorch's kernels in
+            the last bit at most.
     """
     override: StepOverride | None = None
     if dense_kernels:
@@ -170,7 +171,7 @@ class GraphedStep(Generic[B, T]):
         Learning rates keep their present values, and are numbers again if they were before. Optimizers go on training
         from the state that they have.
         """
-        self.reason = self.reason or "it was closed"
+        self.reason = self.reason or "the GraphedStep was closed"
         self._override.close()
         if self._streams is not None:
             self._streams.follow(current_stream(self._bags.device))  # the last replay may be in another stream
@@ -229,7 +230,8 @@ class GraphedStep(Generic[B, T]):
                 captured = self._captured[plan_buffers] = self._capture_step(leaves, structure, tickets)
             except Exception as error:
                 self._optimizers.zero_grad()  # the gradients of a capture were never computed
-                kind = "" if isinstance(error, CannotCaptureError) else f"capturing it failed: {type(error).__name__}: "
+                is_expected = isinstance(error, CannotCaptureError)
+                kind = "" if is_expected else f"capturing the step failed: {type(error).__name__}: "
                 self._give_up(f"{kind}{error}")
                 return None
         return captured

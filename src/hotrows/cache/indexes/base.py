@@ -15,7 +15,10 @@ from hotrows.ops.select_victims import select_victims
 
 @dataclass(frozen=True)
 class IndexKernelSpec:
-    """What the planning kernels need of an index. The tensors stay the same for the index's whole life."""
+    """What the planning kernels need of an index.
+
+    The tensors are never replaced, so CUDA graphs may hold their addresses; their contents change.
+    """
 
     kind: Literal["direct", "hash", "set-associative"]  # how the kernels find a row and choose a slot for it
     slot_of: Tensor | None = None  # int32, the slot of each row ("direct") or of the row in each cell ("hash")
@@ -45,7 +48,10 @@ class Index(ABC):
 
     @abstractmethod
     def find(self, rows: Tensor, num: Tensor) -> Tensor:
-        """The slot of each of the first `num` of int64 [N] rows, int32 [N]; NO_SLOT for absent and for further rows."""
+        """The slots of int64 [N] rows, int32 [N]; NO_SLOT for rows not in the cache.
+
+        All entries behind the first `num` are NO_ROW, and get NO_SLOT.
+        """
 
     @abstractmethod
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:

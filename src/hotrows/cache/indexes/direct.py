@@ -11,7 +11,7 @@ from hotrows.ops.rows import NO_SLOT
 class DirectIndex(Index):
     def __init__(self, num_rows: int, slots: Slots) -> None:
         super().__init__(num_rows, slots)
-        # The extra entry behind the last row takes writes that must not happen. It always holds NO_SLOT.
+        # Masked-out writes are redirected to the extra entry behind the last row, which always holds NO_SLOT.
         self.slot_of = torch.full((num_rows + 1,), NO_SLOT, dtype=torch.int32, device=slots.device)
         self._beyond = num_rows
 

@@ -1,9 +1,10 @@
-"""The hash index: memory proportional to the slots, however many rows there are (HECA's hash table, bounded).
+"""The hash index: memory proportional to the slots, however many rows there are.
 
-The cell of an evicted row is marked as erased, and a later row may take it. Erased cells make searches for absent rows
-longer. So the table is rebuilt once the host has counted more evictions since the last rebuild than half the slots,
-which costs a constant time per eviction. A search ends at an empty cell. So the table is also rebuilt before erased
-cells could fill it, where every plan whose evictions the host has not read back counts with its upper bound.
+This is HECA's hash table, but it is never full, so every search ends. The cell of an evicted row is marked as erased,
+and a later row may take it. Erased cells make searches for absent rows longer. So the table is rebuilt once the host
+has counted more evictions since the last rebuild than half the slots. Rebuilding then costs amortized constant time per
+eviction. A search ends at an empty cell. So the table is also rebuilt before erased cells could fill it. For plans
+whose evictions were not read back yet, the host assumes their upper bound.
 """
 
 import math
@@ -43,7 +44,7 @@ class HashIndex(Index):
 
     def replace(self, slots: Tensor, rows_out: Tensor, rows_in: Tensor, num: Tensor) -> None:
         real = slots >= 0
-        target = self.slots.or_beyond(slots)
+        target = self.slots.write_targets(slots)
         leaves = real & (rows_out >= 0)
         left = torch.where(leaves, self.cell_of[target], self.num_cells)
         self.keys[left] = torch.where(leaves, hash_table.ERASED, hash_table.BARRED)

@@ -16,8 +16,8 @@ from hotrows.ops.unique.kernel_parts import UnionArrays
 class RequestBuffers:
     """The unique rows of batches, from their announcement until their plan is known to fit.
 
-    A request buffer holds one batch, or several coalesced batches, which are its parts. Each array has one row for each
-    part, and the parts of a request buffer follow each other.
+    A request buffer holds one batch, or several coalesced batches, which are its parts. The first dimension of each
+    array has one entry for each part, and the parts of a request buffer follow each other.
 
     Args:
         num: how many request buffers.
@@ -62,7 +62,10 @@ class RequestBuffers:
 
     @property
     def planned_arrays(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What is planned, for each request buffer: rows, starts, and the number of rows as the first of two counts."""
+        """Arrays over all request buffers of what is planned (a batch, or a union).
+
+        These are the rows, the starts, and the counts, whose first column is the number of rows.
+        """
         if self.union is None:
             return self.arrays[0], self.arrays[3], self.counts_on_device
         return self.union.rows, self.union.starts, self.union.counts_on_device
@@ -89,7 +92,7 @@ class PlanBuffers:
     """The plans of batches, from when they are made until the batches are released.
 
     Args:
-        num: how many plan buffers. Each array has one row for each of them.
+        num: how many plan buffers. The first dimension of each array has one entry for each of them.
         num_lookups: lookups of one batch.
         counts: int32 [num, fields of `Counts`] in host memory, where a kernel writes the counts of each plan.
     """

@@ -1,4 +1,4 @@
-"""The columns of a batch of ids [B, F] that one cache looks up, with one id per bag."""
+"""Which columns of a batch of ids [B, F] one cache looks up. Every bag has exactly one id."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The identity planner: every row is on the device, the slot of a row is its own number, and nothing moves."""
+"""The identity planner: all rows are always on the device, slot i holds row i, and nothing moves."""
 
 from collections.abc import Sequence
 

@@ -36,7 +36,7 @@ class KernelPlanner:
             of each iteration.
 
     Attributes:
-        moves: the moves of the last plan; None if the slot of every row is its own number.
+        moves: the moves of the last plan; None if all rows are on the device (slot i holds row i).
     """
 
     def __init__(

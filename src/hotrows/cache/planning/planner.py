@@ -2,12 +2,12 @@
 
 The planner is sequential over batches and the only writer of the index. On CUDA all its operations have static shapes:
 the numbers of unique rows, misses and evictions stay on the device, and the host reads them back later (`Counts`).
-Writes that must not happen go to an extra entry behind the last slot.
+Masked-out writes are redirected to an extra entry behind the last slot.
 
 A plan is a transaction. `Slots.row` says which row is in which slot, and the index can be rebuilt from it. Before a
 plan changes `Slots.row`, the planner notes which rows leave. If planning fails, the planner puts these rows back and
-rebuilds the index. A caller that lost a plan to a failure can undo it in the same way (`roll_back`), as long as none of
-its moves are queued.
+rebuilds the index. If a caller fails after a plan is made and before its moves are queued, it can undo the plan in the
+same way (`roll_back`).
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,10 @@ from hotrows.ops.unique import UniqueRows
 
 
 class _Undo(NamedTuple):
-    """What rolls a plan back: its `move_slots`, their entries in `Slots.row`, and the rows that were there; all [M]."""
+    """To undo a plan: its `move_slots`, the indices in `Slots.row` that it wrote, and the rows that were there.
+
+    All are [M].
+    """
 
     move_slots: Tensor
     target: Tensor
@@ -89,7 +92,7 @@ class EagerPlanner:
         self._undo = self._undo_nothing  # if rebuilding the index fails, `roll_back` builds it from the slots again
         self.plan_number += num_plans
         self.index.maintain(num_rows)
-        self._undo = None  # by now, a caller that confirms plans or rolls them back has done so with the last plan
+        self._undo = None  # by now, a caller that may undo the last plan has confirmed it or rolled it back
         # An index that gives a row the choice of a few slots does not scan.
         if scan_all or not self.policy.scans_ranges or not self.any_slot:
             return self._scan.all_slots
@@ -163,7 +166,7 @@ class EagerPlanner:
         miss_rows, miss_position, num_misses = _compact(missing, rows)
         wanted = _filled_mask(rows, num_misses)
 
-        slots.last_used.index_fill_(0, slots.or_beyond(found), self.plan_number)
+        slots.last_used.index_fill_(0, slots.write_targets(found), self.plan_number)
         self.policy.refresh(self.plan_number)
         first_in_flight = self.plan_number if oldest is None else oldest
         chosen = self.index.place(miss_rows, num_misses, first_in_flight, scan)
@@ -182,11 +185,11 @@ class EagerPlanner:
         self.policy.access(
             Access(
                 rows=rows,
-                slots=slots.or_beyond(plan.row_slots, in_cache),
+                slots=slots.write_targets(plan.row_slots, in_cache),
                 fresh=missing,
                 occurrences=unique.starts[1 : rows.numel() + 1] - unique.starts[: rows.numel()],
                 num=unique.num,
-                done=fits,
+                fits=fits,
                 plan_number=self.plan_number,
                 batch_number=batch_number,
             )
@@ -219,11 +222,9 @@ class EagerPlanner:
         overflow_rows, _, num_overflow = _compact(overflows, miss_rows)
         overflow_slot = num_slots + torch.cumsum(overflows, 0, dtype=torch.int32) - 1
         given = torch.where(placed, chosen, torch.where(overflows, overflow_slot, NO_SLOT))
-        row_slots = torch.cat(
-            [found, found.new_full((1,), NO_SLOT)]
-        )  # the last entry takes writes that must not happen
+        row_slots = torch.cat([found, found.new_full((1,), NO_SLOT)])  # masked-out writes go to the last entry
         row_slots[torch.where(wanted, miss_position, num_rows)] = given
-        move_out = torch.where(placed, self.slots.row[self.slots.or_beyond(chosen)], NO_ROW)
+        move_out = torch.where(placed, self.slots.row[self.slots.write_targets(chosen)], NO_ROW)
         counts = [
             unique.starts[-1],
             unique.num[0],
@@ -257,7 +258,7 @@ class EagerPlanner:
     def _occupy(self, plan: Plan) -> None:
         """Record in the index and in the slots which row each chosen slot holds from now on."""
         chosen = plan.move_slots
-        target = self.slots.or_beyond(chosen)
+        target = self.slots.write_targets(chosen)
         self._undo = _Undo(chosen, target, plan.move_out)
         self.index.replace(chosen, plan.move_out, plan.move_in, plan.num_moves)
         self.slots.row[target] = plan.move_in  # where no slot is chosen, NO_ROW goes to the extra entry
@@ -291,11 +292,11 @@ class EagerPlanner:
 
     def _find(self, unique: UniqueRows) -> tuple[Tensor, Tensor]:
         rows = unique.rows[: filled(unique.rows, unique.num)]
-        return rows, self.slots.or_beyond(self.index.find(rows, unique.num))
+        return rows, self.slots.write_targets(self.index.find(rows, unique.num))
 
 
 def _filled_mask(array: Tensor, num: Tensor) -> Tensor:
-    """True for the first `num` entries of an array, bool of its length."""
+    """A bool mask as long as `array`, True for the first `num` entries."""
     return torch.arange(array.numel(), dtype=torch.int32, device=array.device) < num
 
 

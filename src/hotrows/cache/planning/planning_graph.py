@@ -7,10 +7,10 @@ because planning a small batch kernel by kernel would spend most of its time on 
 iterations is the buffers to use and the numbers of the batches. The host writes them to a small array in pinned memory,
 and the kernels read them there. The counts come back the same way.
 
-Kernels that run beside the training slow it down, and those of a small batch hardly less than those of a larger one. So
-small batches are coalesced. They are announced into one request buffer, and the union of their unique rows is planned
-as one batch. Only what training reads is written for each batch by itself, into a plan buffer of its own. If there are
-fewer batches than a request buffer has parts, the last batch is repeated, which adds no row.
+Kernels that run beside the training slow it down, and the kernels of a small batch cost almost as much as those of a
+large one. So small batches are coalesced. They are announced into one request buffer, and the union of their unique
+rows is planned as one batch. Only what training reads is written for each batch by itself, into a plan buffer of its
+own. If there are fewer batches than a request buffer has parts, the last batch is repeated, which adds no row.
 """
 
 import itertools
@@ -37,7 +37,7 @@ from hotrows.runtime.host_copy import HostCopy
 from hotrows.runtime.streams import Event, writable_state
 
 _serials = itertools.count()
-_INPUTS = struct.Struct(f"={kernel.NUM_INPUTS}i")  # the inputs of one iteration: on the planned and the announced batch
+_INPUTS = struct.Struct(f"={kernel.NUM_INPUTS}i")  # one iteration's inputs: NUM_INPUTS int32
 _PLANNED = slice(kernel.PLAN_NUMBER.value, kernel.PLAN_BUFFERS.value + 1)
 _ANNOUNCED = slice(kernel.ANNOUNCED_NUMBER.value, kernel.ANNOUNCED_BUFFER.value + 1)
 NUM_ITERATIONS = 64  # how many iterations ahead of the kernels the host may write inputs
@@ -51,15 +51,16 @@ BATCHES_TO_COALESCE = (4, 2)  # the first of these numbers that is possible is t
 def batches_to_coalesce(planner: Planner, num_lookups: int, depth: int, window: int) -> int:
     """How many batches of this many lookups to announce and plan together.
 
-    One if every row is on the device. Coalescing would gain nothing then, because finding the unique rows of several
-    batches takes as long as finding those of each.
+    One if all rows are on the device. Coalescing would gain nothing then, because one search for the unique rows of
+    several batches takes as long as a search for each of them in turn.
     """
     spec = planner.kernel_spec()
     if spec is None or spec.cache is None or not spec.cache.policy.coalesces:
         return 1
     for num in BATCHES_TO_COALESCE:
         has_room = num * num_lookups <= planner.num_slots
-        # With such a window, batches are announced before they are planned, wherever groups of `num` batches begin.
+        # Batches are planned up to depth + 2 ahead. Two more groups of `num` must fit into the window, so that a group
+        # is complete and announced before it is planned.
         is_announced = window >= depth + SPARE_PLAN_BUFFERS - 2 + 2 * num
         if num_lookups <= MAX_LOOKUPS and has_room and is_announced:
             return num
@@ -71,7 +72,7 @@ class PlanningGraph:
 
     Args:
         columns: which ids of a batch to look up.
-        shape, dtype: of the ids of all batches, [B, F].
+        shape, dtype: of the ids of one batch, [B, F], the same for every batch.
         depth, window: those of the loop that looks ahead, as for `hotrows.lookahead`.
         num_rows: rows of the store.
         move: carries out the moves of a plan.
@@ -124,9 +125,9 @@ class PlanningGraph:
     def _allocate_buffers(self, device: torch.device) -> None:
         num_parts = self.max_coalesced
         # Coalesced batches are planned together and released one by one. So up to num_parts - 1 released batches, and
-        # as many that were planned early, take up plan buffers beside the others. The number of plan buffers is a
-        # multiple of that of a graph without coalescing. So the plan buffers of several caches recur in few
-        # combinations, which matters because a training step is captured for each of them.
+        # as many that were planned early, take up plan buffers beside the others. Caches may coalesce differently, and
+        # a training step is captured for every combination of their plan buffers. Combinations are few because every
+        # cache's number is a multiple of depth + SPARE_PLAN_BUFFERS.
         self.num_plan_buffers = num_needed = self.depth + SPARE_PLAN_BUFFERS
         while self.num_plan_buffers % num_parts or self.num_plan_buffers < num_needed + 2 * (num_parts - 1):
             self.num_plan_buffers += num_needed
@@ -140,8 +141,8 @@ class PlanningGraph:
         self._all_ids = ids.view(-1, *self._shape[1:])
         self._ids = [HostCopy(each) for each in ids]
 
-        # What the kernels report on each batch in a request buffer and on their union: the number of unique rows, and
-        # where the first bad id is.
+        # The kernels report each batch's number of unique rows and its first bad id. Of a union, they report only the
+        # number.
         unique_counts = self._host_memory(self.num_request_buffers * num_parts, 2)
         union_counts = self._host_memory(self.num_request_buffers, 2) if num_parts > 1 else unique_counts
         counts = self._host_memory(self.num_plan_buffers, len(Counts._fields))
@@ -188,7 +189,10 @@ class PlanningGraph:
         return self._next_use is None or self._next_use.has_room(self.max_coalesced * self.num_lookups)
 
     def rebuild_makes_room(self) -> bool:
-        """True if the next-use table, rebuilt at its size, has room for two announcements: one may wait already."""
+        """True if the next-use table, rebuilt without growing, has room for two announcements.
+
+        These are the next one, and one that is not replayed yet.
+        """
         return self._next_use is None or self._next_use.rebuild_makes_room(2 * self.max_coalesced * self.num_lookups)
 
     def unique_rows(self, request_buffer: int, part: int) -> UniqueRows:
@@ -204,7 +208,7 @@ class PlanningGraph:
         return self.request_buffers.union_rows(request_buffer)
 
     def union_count(self, request_buffer: int) -> NDArray[np.int32]:
-        """Two numbers that the kernels report on all batches in a request buffer; the first is that of unique rows."""
+        """Two numbers for a request buffer: that of unique rows in all its batches, and one that is not to be used."""
         return self._union_counts[request_buffer]
 
     def counts(self, plan_buffer: int) -> NDArray[np.int32]:
@@ -218,7 +222,7 @@ class PlanningGraph:
 
         Args:
             num_rows: upper bound on the rows that the plan moves.
-            scanned_all: what `prepare_plan` has returned.
+            scanned_all: the second value that `prepare_plan` returned.
         """
         generation = self._planner.index_generation
         return Plan(plan_number, batch_number, generation, num_rows, scanned_all, *self._plans[plan_buffer])
@@ -246,12 +250,13 @@ class PlanningGraph:
     ) -> tuple[int, bool]:
         """Prepare `run` to plan the batches of a request buffer.
 
-        Their plans have consecutive numbers. All slots count as used by the last of these plans.
+        Their plans have consecutive numbers. Every slot that one of these plans uses counts as last used by the last of
+        them.
 
         Args:
             oldest, batch_number, scan_all: as for `Planner.plan`.
             num_rows: upper bound on the unique rows of the union.
-            num_batches: how many of the parts of the request buffer are batches.
+            num_batches: how many different batches the request buffer holds. Further parts repeat the last one.
 
         Returns:
             The last of the plan numbers, and whether victims are searched among all slots.

@@ -87,9 +87,13 @@ class CacheKernelSpec:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What the planning kernels need of a planner. The tensors stay the same for the planner's whole life."""
+    """What the planning kernels need of a planner.
 
-    cache: CacheKernelSpec | None  # None if the slot of every row is its own number, so that no row is ever placed
+    The tensors are never replaced, so CUDA graphs may hold their addresses; their contents change. Only the next-use
+    table replaces its arrays (see `PolicyKernelSpec`).
+    """
+
+    cache: CacheKernelSpec | None  # None if all rows are on the device (slot i holds row i), so that no row is placed
 
 
 class Planner(Protocol):
@@ -97,7 +101,7 @@ class Planner(Protocol):
 
     num_slots: int
     plan_number: int  # number of the last plan
-    holds_all_rows: bool  # the slot of every row is its own number, and nothing ever moves
+    holds_all_rows: bool  # all rows are always on the device: slot i holds row i, and nothing ever moves
     any_slot: bool  # a row may take any slot, so rows overflow only when all slots are pinned or in flight
 
     @property
@@ -137,23 +141,25 @@ class Planner(Protocol):
 
         Args:
             unique: the unique rows of the batch, or the union of those of the coalesced batches (see `union_of`).
-            oldest: the number of the first plan in flight. Slots that this plan or a later one uses are not evicted.
-                None if no plan is in flight.
+            oldest: the number of the first plan in flight; None if no plan is in flight. Only slots last used before
+                plan `oldest` are evicted.
             batch_number: the number these rows were announced under; None if they were not.
-            scan_all: choose victims among all slots. Otherwise the policy may allow a range of the slots.
+            scan_all: choose victims among all slots. Otherwise they may be chosen from one range of the slots, if
+                policy and index permit.
             parts: the coalesced batches; None for one batch.
 
         Returns:
-            One plan for each part, with consecutive numbers, or one plan without `parts`. All slots count as used by
-            the last of these plans. The first plan carries the moves and the overflow of all.
+            One plan for each part, with consecutive numbers, or one plan without `parts`. Every slot that one of these
+            plans uses counts as last used by the last of them. The first plan carries the moves and the overflow of
+            all.
         """
 
     @property
     def unconfirmed_moves(self) -> Tensor | None:
         """`Plan.move_slots` of the last plan that places rows, until it is confirmed; None if there is none.
 
-        A caller that can fail between making a plan and queueing its moves checks later whether it knows this plan. It
-        then confirms the plan or rolls it back. Other callers need not confirm anything.
+        If a caller may fail after a plan is made and before its moves are queued, it checks later whether one of its
+        tickets has this plan. It then confirms the plan or rolls it back. Other callers need not confirm anything.
         """
 
     def confirm(self) -> None:

@@ -1,6 +1,6 @@
-"""Which slots a plan scans for victims: one range of them, so that the cost of a plan grows with the batch.
+"""Which slots a plan scans for victims: one range of them, so its cost depends on the batch and not on the cache.
 
-A range has many more slots than a batch has rows, so its lowest priorities are hardly higher than those of all slots.
+A range has at least 4 slots per unique row (PER_ROW), so its victims are nearly as good as those among all slots.
 The next plan scans the next range, so every slot is scanned after a while. If a range has too few slots that may be
 evicted, the batch is planned again with all slots.
 

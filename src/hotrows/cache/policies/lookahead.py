@@ -14,8 +14,9 @@ from hotrows.cache.policies.ranking import MAX_FREQUENCY, Ranking
 from hotrows.cache.slots import Slots
 from hotrows.ops.select_victims import MAX_SEEN, NEEDED
 
-# Counts below EXACTLY_SEEN are priorities themselves. Above, there are eight priorities from one power of two to the
-# next: the exponent and the upper three bits of the count as a float, less STEPS_BELOW, so that 2^7 has priority 2^7.
+# Counts below EXACTLY_SEEN are priorities themselves. Larger counts are rounded down to 8 steps per power of two: the
+# exponent and top 3 mantissa bits of the count as a float32, minus STEPS_BELOW. That offset makes the two ranges meet:
+# 128 maps to 128.
 EXACTLY_SEEN = 128
 STEPS_BELOW = (127 + 7) * 8 - EXACTLY_SEEN
 
@@ -67,7 +68,7 @@ class Lookahead(Policy):
         self.next_use.leave(batch_number, num_erased)
 
     def forget(self, batch_number: int) -> None:
-        self.next_use.leave(batch_number)
+        self.next_use.remove(batch_number)
 
     def note_lost_plan(self, num_rows: int) -> None:
         self.next_use.note_erased(num_rows)
@@ -79,7 +80,7 @@ class Lookahead(Policy):
         else:
             seen = self._ranking.of(access.rows)
         self.seen[access.slots] = seen
-        next_use = self.next_use.take(access.rows, access.num, access.batch_number, access.done)
+        next_use = self.next_use.take(access.rows, access.num, access.batch_number, access.fits)
         self._prioritize(access.slots, next_use, seen)
 
     def kernel_spec(self) -> PolicyKernelSpec:
@@ -101,6 +102,9 @@ class Lookahead(Policy):
 
 
 def _in_steps(seen: Tensor) -> Tensor:
-    """Map counts to 0 … MAX_SEEN in the same order. Priorities then fit into one byte, and victims need one pass."""
+    """Map counts monotonically to 0 … MAX_SEEN.
+
+    Priorities then fit into one byte, and the radix select takes one pass.
+    """
     above = (seen.float().view(torch.int32) >> 20) - STEPS_BELOW
     return torch.where(seen < EXACTLY_SEEN, seen, above.clamp(max=MAX_SEEN))

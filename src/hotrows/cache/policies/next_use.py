@@ -20,9 +20,9 @@ MAX_UNCOUNTED = 4  # a rebuilt table has room for this many batches whose unique
 class NextUseTable:
     """The uses of rows by batches that were announced and are not planned yet, at most 64 at a time.
 
-    Memory is proportional to the rows in the window. Until the host has read back how many unique rows a batch has, it
-    reckons with one row for each entry of the batch's array. The table has spare room for a few such batches. So once
-    it is large enough, it can be rebuilt at its size without waiting for a readback.
+    Memory is proportional to the rows in the window. Until the host has read back how many unique rows a batch has, the
+    host assumes that every entry of the batch's array is a row of its own. The table has spare room for a few such
+    batches. So once the table is large enough, it can be rebuilt without growing, and no readback is waited for.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,10 +71,10 @@ class NextUseTable:
         """The row in each cell, the uses of each cell's row, and the number of cells; valid for this generation."""
         return self._keys, self._uses, self._keys.numel() - 1
 
-    def take(self, rows: Tensor, num: Tensor, batch_number: int | None, done: Tensor | None = None) -> Tensor:
+    def take(self, rows: Tensor, num: Tensor, batch_number: int | None, fits: Tensor | None = None) -> Tensor:
         """Remove a batch from the uses of these rows, and return which batch needs each row next, int64 [N].
 
-        Nothing is removed if `batch_number` is None or the scalar `done` is false.
+        Nothing is removed if `batch_number` is None or the scalar `fits` is false.
         """
         if self._keys.numel() == 0:
             return torch.full_like(rows, NOT_NEEDED)
@@ -85,8 +85,8 @@ class NextUseTable:
         if batch_number is None:
             return _first(uses, min(self._in_window, default=0))
         remaining = uses & ~_bit(batch_number)
-        if done is not None:
-            remaining = torch.where(done, remaining, uses)
+        if fits is not None:
+            remaining = torch.where(fits, remaining, uses)
         self._uses[target] = remaining
         unused = (cells >= 0) & (remaining == 0)
         self._keys[torch.where(unused, cells, beyond)] = torch.where(unused, hash_table.ERASED, hash_table.BARRED)
@@ -108,6 +108,14 @@ class NextUseTable:
         """
         num_rows = self._forget(batch_number)
         self._max_erased += num_rows if num_erased is None else num_erased
+
+    def remove(self, batch_number: int) -> None:
+        """Announcing a batch failed: take it out of the window, and out of the uses of every row it was added to.
+
+        Rows without uses stay in their cells until the table is rebuilt, and count as erased until then.
+        """
+        self.leave(batch_number)
+        self._uses.bitwise_and_(~_bit(batch_number))
 
     def note_erased(self, num_cells: int) -> None:
         """At most this many further cells may have been marked as erased."""
@@ -138,7 +146,7 @@ class NextUseTable:
         old_keys, old_uses = self._keys, self._uses
         keys, uses = self._empty(max(min_cells, int(2 * CELLS_PER_ROW * likely)) if grows else old_keys.numel() - 1)
         if old_keys.numel() > 0:
-            rows = old_keys[:-1]
+            rows = torch.where(old_uses[:-1] == 0, hash_table.EMPTY, old_keys[:-1])  # `remove` leaves rows without uses
             num = torch.full((1,), rows.numel(), dtype=torch.int32, device=self._device)
             cells = hash_table.insert(keys, rows, num)  # EMPTY and ERASED are negative, so they are not inserted
             uses[torch.where(cells >= 0, cells, keys.numel() - 1)] = old_uses[:-1]

@@ -7,7 +7,7 @@ MAX_FREQUENCY = 2**30 - 1  # where counts of lookups saturate; every row that th
 
 
 class Ranking:
-    """A number from 0 to MAX_FREQUENCY for each row. It is higher for a more frequent row.
+    """A score from 0 to MAX_FREQUENCY for each row, the higher the more frequent the row is.
 
     Args:
         counts: how often each row occurs, [R]; takes 4 bytes of device memory per row. Without counts, rows are taken
@@ -45,7 +45,7 @@ class Ranking:
         self._first_rows = None if self._first_rows is None else self._first_rows.to(device)
 
     def of(self, rows: Tensor) -> Tensor:
-        """The number of each of int64 [N] rows, int32 [N]; where there is no row, the number means nothing."""
+        """The scores of int64 [N] rows, int32 [N]; undefined for NO_ROW."""
         rows = rows.clamp(min=0)
         if self.rank_of_row is not None:
             rank = self.rank_of_row[rows]
