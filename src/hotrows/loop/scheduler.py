@@ -121,13 +121,8 @@ class Scheduler:
             raise
         try:
             if placement is not Placement.READ_ONLY:
-<<<<<<< HEAD
                 ticket.batch_number = None  # planning has told the policy that the batch has come
-                self.cache.stats.on_the_spot += 1
-=======
-                ticket.batch_number = None  # planning has told the policy
                 self.cache.stats.immediate_plans += 1
->>>>>>> words2
             may_overflow = self._may_overflow(placement)
             if may_overflow or self.device.type != "cuda":
                 self.resolve_all()
