@@ -229,7 +229,7 @@ def test_the_progress_line_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> N
     })  # fmt: skip
     bar.end()
     text = shown.getvalue()
-    assert "23456/123456 1,234,567/s  loss 0.4567  hits 99.9%  stalls 12345 " in text
+    assert "23456/123456 1,234.6k/s loss 0.4567 hits 99.9% stalls 12345 " in text
     assert "…" not in text
 
 

@@ -77,8 +77,8 @@ class ProgressBar:
     def trained(self, record: dict[str, Any]) -> None:
         self._stalls += record["stalls"]
         note = (
-            f"{record['samples_per_second']:,.0f}/s  loss {record['loss']:.4f}  "
-            f"hits {record['hit_rate']:.1%}  stalls {self._stalls}"
+            f"{record['samples_per_second'] / 1000:,.1f}k/s loss {record['loss']:.4f} "
+            f"hits {record['hit_rate']:.1%} stalls {self._stalls}"
         )
         self._progress.update(self._task, completed=record["step"], note=note)
 
