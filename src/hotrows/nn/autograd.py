@@ -12,6 +12,7 @@ from hotrows.loop.ticket import BatchTicket
 from hotrows.loop.ticket_updates import values_to_train
 from hotrows.nn.accumulation import CapturedUpdates, GradientAccumulation
 from hotrows.ops.pool import pool
+from hotrows.runtime.cuda_private import graph_break
 
 
 class PooledRows(torch.autograd.Function):
@@ -49,6 +50,7 @@ class PooledRows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @graph_break
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = (grad if grad.is_cuda and grad.dtype is torch.bfloat16 else grad.float()).contiguous()
         grad_anchor = grad_weights = None
