@@ -116,7 +116,7 @@ class EmbeddingBag(CachedModule):
         if freeze and arguments.get("optimizer") is not None:
             raise ValueError("freeze=True takes no optimizer: pass freeze=False to train the rows")
         bag = cls(embeddings.shape[0], embeddings.shape[1], _weight=embeddings, **arguments)
-        bag._is_frozen = freeze
+        bag.requires_grad_(not freeze)
         return bag
 
     @graph_break
