@@ -85,6 +85,32 @@ def test_rows_without_an_optimizer_are_only_read() -> None:
     assert torch.equal(make_bag(optimizer=None).requires_grad_(False)(IDS), expected)
 
 
+@row("`torch.optim.Adam` with dense gradients")
+def test_adam_updates_rows_of_the_batch() -> None:
+    bag = make_bag(optimizer=hotrows.optim.Adam(lr=0.1))
+    twin = nn.EmbeddingBag.from_pretrained(bag.weight(), mode="sum", freeze=False, sparse=True)
+    dense = torch.optim.SparseAdam(twin.parameters(), lr=0.1)
+    for ids in (IDS, IDS + 10):
+        bag(ids).square().sum().backward()
+        dense.zero_grad()
+        twin(ids).square().sum().backward()
+        dense.step()
+    torch.testing.assert_close(bag.weight(), twin.weight.detach())
+
+
+@row("weight decay")
+def test_sgd_decays_rows_of_the_batch() -> None:
+    bag = make_bag(optimizer=hotrows.optim.SGD(lr=0.5, weight_decay=0.1))
+    before = bag.weight()
+    (bag(IDS).sum() * 0).backward()
+    expected = before.clone()
+    expected[1:5] *= 1 - 0.5 * 0.1
+    torch.testing.assert_close(bag.weight(), expected)
+    for optimizer in (hotrows.optim.Adagrad, hotrows.optim.RowWiseAdagrad, hotrows.optim.Adam):
+        with pytest.raises(TypeError, match="weight_decay"):
+            optimizer(lr=0.1, weight_decay=0.1)
+
+
 @row("several `backward()` per step")
 def test_each_backward_is_a_step() -> None:
     ours, ours_in_one = make_bag(), make_bag()
@@ -203,6 +229,21 @@ def test_there_is_one_parameter_without_elements() -> None:
     bag(IDS).sum().backward()
     assert parameter.grad is None
     assert list(bag.state_dict()) == ["weight"]
+
+
+@row("`isinstance(bag, nn.EmbeddingBag)`")
+def test_it_is_another_class() -> None:
+    found: list[nn.Module] = []
+    make_model().apply(lambda module: found.append(module) if isinstance(module, nn.EmbeddingBag) else None)
+    assert not found
+
+
+@row("`.half()`, or `.to()` another device")
+def test_it_cannot_be_converted() -> None:
+    with pytest.raises(ValueError, match=r"torch\.autocast"):
+        make_model().half()
+    with pytest.raises(ValueError, match="device='meta'"):
+        make_model().to("meta")
 
 
 @row("gradients of gradients")
