@@ -187,7 +187,7 @@ class GraphedStep(Generic[B, T]):
         `accumulate` is open, or `leaves` are the values of another batch.
         """
         bags = self._bags
-        if not bags.training or not torch.is_grad_enabled() or bags.is_accumulating:
+        if not bags.trains_rows or bags.is_accumulating:
             return None
         plan_buffers: tuple[int, ...] = ()
         for ticket in tickets:

@@ -114,6 +114,7 @@ class OptimizerStep:
             self.is_accumulating = False
             self._reached.clear()
 
+    @cuda_private.graph_break
     def _apply(self) -> None:
         with self._exclusive:  # around the updates of all caches: a reader must not come between two of them
             reached, self._reached = self._reached, []
@@ -241,6 +242,7 @@ def make_anchor(step: OptimizerStep, device: torch.device) -> Tensor:
     return anchor
 
 
+@cuda_private.graph_break
 def _end_backward_pass(step: OptimizerStep | None, anchor: Tensor) -> None:
     """Every forward pass of the backward pass has been reached: autograd adds up the anchor's gradient after them."""
     assert anchor.grad is not None

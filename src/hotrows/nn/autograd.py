@@ -1,5 +1,6 @@
 """Pooled lookup as an autograd function whose backward pass updates the rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from hotrows.loop.ticket import BatchTicket
 from hotrows.loop.ticket_updates import values_to_train
 from hotrows.nn.accumulation import CapturedUpdates, GradientAccumulation
 from hotrows.ops.pool import pool
+from hotrows.runtime.cuda_private import graph_break
 
 
 class PooledRows(torch.autograd.Function):
     """(rows of a planned batch) → float32 [bags, D].
 
-    `anchor` is a tensor that requires grad, so that autograd calls the backward pass: the rows are no parameters.
+    `anchor` is a tensor that requires grad, so that autograd calls the backward pass: the rows are no parameters. With
+    `not_updated` in place of `updates`, the backward pass only calls it.
     """
 
     @staticmethod
@@ -30,12 +33,13 @@ class PooledRows(torch.autograd.Function):
         offsets: Tensor | None,
         mode: str,
         updates: GradientAccumulation | CapturedUpdates | None,
+        not_updated: Callable[[], None] | None,
     ) -> Tensor:
         plan, cache = ticket.plan, scheduler.cache
         assert plan is not None
         values, slots = (cache.records, plan.slots) if updates is None else values_to_train(scheduler, ticket)
         pooled, winner = pool(values, slots, offsets, weights, cache.dim, mode)
-        ctx.ticket, ctx.updates = ticket, updates
+        ctx.ticket, ctx.updates, ctx.not_updated = ticket, updates, not_updated
         ctx.opened = None if updates is None else updates.open(ticket)
         ctx.winner = winner
         ctx.bag_of, ctx.scale = None, weights
@@ -49,6 +53,7 @@ class PooledRows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @graph_break
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = (grad if grad.is_cuda and grad.dtype is torch.bfloat16 else grad.float()).contiguous()
         grad_anchor = grad_weights = None
@@ -58,7 +63,9 @@ class PooledRows(torch.autograd.Function):
         if ctx.updates is not None:
             grads = LookupGrads(grad, ctx.bag_of, ctx.scale, ctx.winner)
             grad_anchor = ctx.updates.reach(ctx.opened, ctx.ticket, grads)
-        return grad_anchor, grad_weights, None, None, None, None, None
+        if ctx.not_updated is not None:
+            ctx.not_updated()
+        return grad_anchor, grad_weights, None, None, None, None, None, None
 
 
 def _bag_of(offsets: Tensor, num_lookups: int) -> Tensor:

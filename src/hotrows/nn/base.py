@@ -1,5 +1,6 @@
 """The common part of the embedding modules: their table sets, and what `nn.Module` and `hotrows.lookahead` need."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
@@ -24,6 +25,8 @@ from hotrows.runtime.exclusive import Exclusive
 from hotrows.stores import Contents, StoreSettings
 from hotrows.stores.row_order import RowOrder
 from hotrows.table import Table, whole_number
+
+logger = logging.getLogger("hotrows")
 
 
 class CachedModule(nn.Module):
@@ -52,7 +55,6 @@ class CachedModule(nn.Module):
         self.mode = mode
         self.optimizer = optimizer
         self.device = choose_device(device)
-        self._is_frozen = False
         dims = check_arguments(self.tables, dim, mode, cache, optimizer, policy, index, store)
         self.dims = {table.name: width for table, width in zip(self.tables, dims, strict=True)}
         by_dim: dict[int, list[Table]] = {}
@@ -60,6 +62,11 @@ class CachedModule(nn.Module):
             by_dim.setdefault(width, []).append(table)
         sizes = size_caches(by_dim, cache, optimizer, index, store)
         check_memory(by_dim, sizes, store, self.device)
+        # Rows are no parameters. This one, without elements, makes `requires_grad_` of any module around this one reach
+        # it, and its version counts what changes parameters in place.
+        with torch.inference_mode(False):  # a tensor of inference mode has no version
+            self.rows = nn.Parameter(torch.empty(0, dtype=torch.float32, device=self.device))
+        self._has_warned = False
         self.exclusive = Exclusive()
         self._sets = [
             make_set(
@@ -76,14 +83,34 @@ class CachedModule(nn.Module):
 
     def _pooled(self, lookups: Sequence[Lookups]) -> list[Tensor]:
         """Pooled rows of each table set, float32 [bags, D]."""
-        trains = self.training and torch.is_grad_enabled() and not self._is_frozen
+        trains = self.trains_rows
         if trains and self.optimizer is None:
             raise ValueError(
                 "these rows have no optimizer: pass optimizer=hotrows.optim.SGD(lr=...) to train them, or use "
                 "model.eval() or torch.no_grad() to read them"
             )
+        if not self._has_warned and self.rows._version:
+            self._warn_of_changes()
         self._open_loop.close_pending()
-        return self._forward_pass.pool(lookups, trains)
+        return self._forward_pass.pool(lookups, trains, is_trainable=self.optimizer is not None and not self.is_frozen)
+
+    @property
+    def is_frozen(self) -> bool:
+        """`requires_grad_(False)` was called on this module, or on one around it."""
+        return not self.rows.requires_grad
+
+    @property
+    def trains_rows(self) -> bool:
+        """The backward pass of a forward pass that begins now updates rows."""
+        return self.training and torch.is_grad_enabled() and not self.is_frozen
+
+    def _warn_of_changes(self) -> None:
+        self._has_warned = True
+        logger.warning(
+            "something has changed the parameters of embedding bags in place, as torch.nn.init and "
+            "torch.optim.swa_utils.AveragedModel do. Rows are no parameters and were not changed: set them with "
+            "load_weight()"
+        )
 
     def _lookups(self, ids: Any) -> list[Lookups]:
         """Each table set's part of what the argument `ids` of `hotrows.lookahead` returned."""
@@ -245,7 +272,7 @@ class CachedModule(nn.Module):
         self.flush()
         contents = [Contents(cache.store) for cache in self.caches]
         steps = [scheduler.updater.steps for scheduler in self.schedulers]
-        return _rebuild, (type(self), self._arguments(), contents, steps, self.training, self._is_frozen)
+        return _rebuild, (type(self), self._arguments(), contents, steps, self.training, self.is_frozen)
 
     def _arguments(self) -> dict[str, Any]:
         """The constructor's arguments for another module like this."""
@@ -270,7 +297,7 @@ def _rebuild(
     frozen: bool,
 ) -> CachedModule:
     module = kind(**arguments)
-    module._is_frozen = frozen
+    module.requires_grad_(not frozen)
     for scheduler, copied, num_steps in zip(module.schedulers, contents, steps, strict=True):
         copied.write_to(scheduler.cache.store)
         scheduler.updater.steps = num_steps

@@ -18,6 +18,7 @@ from hotrows.nn.table_set import Ids, TableSet
 from hotrows.nn.unique_ids import Deduplicated, split_by_table
 from hotrows.ops.unique import unique_rows
 from hotrows.optim import RowOptimizer
+from hotrows.runtime.cuda_private import graph_break
 from hotrows.stores import StoreSettings
 from hotrows.stores.memory_checks import available_host_memory, require_memory
 from hotrows.stores.row_order import RowOrder
@@ -86,6 +87,7 @@ class EmbeddingBagCollection(CachedModule):
         self._parts = [_Features(tables, self._named, self.device) for tables in self._sets]
         self._positions = self._find_positions()
 
+    @graph_break
     def forward(self, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
         """Pooled rows: [B, F, dim], or one [B, dim] per feature where dims differ."""
         pooled = self._pooled(self._lookups(ids))

@@ -13,6 +13,7 @@ from hotrows.nn.base import CachedModule
 from hotrows.nn.lookups import BAD_OFFSETS, Lookups, check_offsets, on_device, rows_of, with_offsets_checked
 from hotrows.nn.table_set import Ids, described, has_dense_values
 from hotrows.optim import RowOptimizer
+from hotrows.runtime.cuda_private import graph_break
 from hotrows.stores import StoreSettings
 from hotrows.table import Init, Table, whole_number
 
@@ -115,9 +116,10 @@ class EmbeddingBag(CachedModule):
         if freeze and arguments.get("optimizer") is not None:
             raise ValueError("freeze=True takes no optimizer: pass freeze=False to train the rows")
         bag = cls(embeddings.shape[0], embeddings.shape[1], _weight=embeddings, **arguments)
-        bag._is_frozen = freeze
+        bag.requires_grad_(not freeze)
         return bag
 
+    @graph_break
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Pooled rows, [bags, embedding_dim].
 

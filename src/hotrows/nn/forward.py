@@ -47,6 +47,10 @@ class ForwardPass:
         self._captured: CapturedParts | None = None
         self._captured_ids: list[Tensor] = []
         self._has_warned = False
+        self._not_updated = _WarnOnce(
+            "a backward pass went through embedding bags in eval mode, and has updated no rows: call train() on the "
+            "bags to update them, or requires_grad_(False) if they are to stay as they are"
+        )
 
     @property
     def is_captured(self) -> bool:
@@ -70,11 +74,12 @@ class ForwardPass:
             raise
         return tickets
 
-    def pool(self, lookups: Sequence[Lookups], trains: bool) -> list[Tensor]:
+    def pool(self, lookups: Sequence[Lookups], trains: bool, is_trainable: bool) -> list[Tensor]:
         """Pooled rows of each table set, float32 [bags, D].
 
         Args:
             trains: the backward pass will update the rows.
+            is_trainable: if it does not train, because of eval mode, a backward pass warns that it updates no rows.
         """
         if self._captured is not None:
             return self._pool_captured(self._captured, lookups, trains)
@@ -87,7 +92,13 @@ class ForwardPass:
                 if trains:
                     self._warn_of_other_ids()
             return [
-                self._pool(tables.scheduler, part, None if tickets is None else tickets[i], updates if trains else None)
+                self._pool(
+                    tables.scheduler,
+                    part,
+                    None if tickets is None else tickets[i],
+                    updates if trains else None,
+                    self._not_updated if is_trainable and not trains else None,
+                )
                 for i, (tables, part, updates) in enumerate(zip(self._sets, lookups, self._accumulations, strict=True))
             ]
 
@@ -114,14 +125,19 @@ class ForwardPass:
             self._captured, self._captured_ids = None, []
 
     def _pool(
-        self, scheduler: Scheduler, lookups: Lookups, current: BatchTicket | None, updates: GradientAccumulation | None
+        self,
+        scheduler: Scheduler,
+        lookups: Lookups,
+        current: BatchTicket | None,
+        updates: GradientAccumulation | None,
+        not_updated: Callable[[], None] | None,
     ) -> Tensor:
         ticket = self._planned(scheduler, lookups, current, trains=updates is not None)
         try:
             scheduler.acquire(ticket)
-            anchor = self._anchor.detach() if updates is None else self._anchor
+            anchor = self._anchor.detach() if updates is None and not_updated is None else self._anchor
             pooled: Tensor = PooledRows.apply(  # type: ignore[no-untyped-call]
-                anchor, lookups.weights, scheduler, ticket, lookups.offsets, self._mode, updates
+                anchor, lookups.weights, scheduler, ticket, lookups.offsets, self._mode, updates, not_updated
             )
             scheduler.note_use(ticket)
             return pooled
@@ -166,7 +182,7 @@ class ForwardPass:
             raise RuntimeError("the bags are called with other ids than the batch's")
         return [
             PooledRows.apply(  # type: ignore[no-untyped-call]
-                updates.anchor, None, tables.scheduler, ticket, None, self._mode, updates
+                updates.anchor, None, tables.scheduler, ticket, None, self._mode, updates, None
             )
             for tables, (ticket, updates) in zip(self._sets, parts, strict=True)
         ]
@@ -178,6 +194,18 @@ class ForwardPass:
                 "the ids of this forward pass are not the tensor that lookahead() was given, so they are planned in "
                 "this iteration: pass the ids of the batch as they came, or change them before lookahead()"
             )
+
+
+class _WarnOnce:
+    """Logs a warning at the first call."""
+
+    def __init__(self, message: str) -> None:
+        self._message: str | None = message
+
+    def __call__(self) -> None:
+        message, self._message = self._message, None
+        if message is not None:
+            logger.warning(message)
 
 
 class OpenLoop:

@@ -17,8 +17,8 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 SAFE = os.environ.get("HOTROWS_SAFE", "0") not in ("", "0")
 StreamKey = tuple[int, int, int]
 Undo = Callable[[], None]
+Function = TypeVar("Function", bound=Callable[..., Any])
 _SUCCESS = 0
 
 
@@ -76,6 +77,26 @@ def end_allocation_to_pool(device: torch.device, pool: Any) -> None:
     if not SAFE:
         index = torch.cuda.current_device() if device.index is None else device.index
         torch._C._cuda_endAllocateToPool(index, pool)
+
+
+def graph_break(function: Function) -> Function:
+    """Decorate a function that changes the state of a cache: `torch.compile` does not trace it, nor what it calls.
+
+    Traced code would be compiled again whenever that state differs, and would copy the ids by which a batch is found.
+    `torch.compiler.disable` does the same, but imports the compiler at once, which takes a second. Without private
+    calls a function that is being traced calls it, and PyTorch warns if there are many ways to call the function.
+    """
+    if not SAFE:
+        return cast(Function, torch._disable_dynamo(function))  # type: ignore[attr-defined]
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            disable: Any = torch.compiler.disable
+            return disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return cast(Function, call)
 
 
 def backward_pass_number() -> int | None:
