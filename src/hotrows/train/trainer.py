@@ -176,28 +176,37 @@ class Trainer:
             interrupted = True
             self._keep(epochs)
         seconds = self._kept_at - start - evaluating
-        test = None
-        try:
-            if not interrupted:  # a damaged shard, or an interrupt, costs no more than these results from here on
-                if self._validated_at != step:
-                    valid = self._validate(step)
-                if self._keeps_best:
-                    valid = self._restore_best(step)
-                test = self.evaluate("test", step)
-        except KeyboardInterrupt:
-            interrupted = True
+        valid, test, interrupted = self._evaluate_kept(step, valid, interrupted)
         kept_step = self._validation.best_step if self._keeps_best and self._validation.best else step
         return Outcome(
-            step,
-            seconds,
-            self._log.samples,
-            self._log.mean_loss(),
-            valid,
-            test,
-            interrupted,
-            kept_step,
+            step, seconds, self._log.samples, self._log.mean_loss(), valid, test, interrupted, kept_step,
             self._log.stalls,
-        )
+        )  # fmt: skip
+
+    def _evaluate_kept(
+        self, step: int, valid: dict[str, float] | None, interrupted: bool
+    ) -> tuple[dict[str, float] | None, dict[str, float] | None, bool]:
+        """Evaluate the model that is kept. A damaged shard or an interrupt costs no more than these results.
+
+        Args:
+            step: the last one.
+            valid: the last results on the validation split.
+
+        Returns:
+            The results on validation and test, and whether there was an interrupt.
+        """
+        test = None
+        if interrupted:
+            return valid, test, True
+        try:
+            if self._validated_at != step:
+                valid = self._validate(step)
+            if self._keeps_best:
+                valid = self._restore_best(step)
+            test = self.evaluate("test", step)
+        except KeyboardInterrupt:
+            interrupted = True
+        return valid, test, interrupted
 
     @property
     def _keeps_best(self) -> bool:
