@@ -1,7 +1,10 @@
 """What differs from `nn.EmbeddingBag`: one test for every row of the README's table, and what is the same beside it."""
 
 import logging
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +148,24 @@ def test_backward_in_eval_mode_warns_once(caplog: pytest.LogCaptureFixture) -> N
     model[0].train()
     model(IDS).sum().backward()
     assert not torch.equal(model[0].weight(), before)
+
+
+def test_eval_mode_without_private_calls() -> None:
+    """Autograd's hooks then end a backward pass, also one that has updated no rows."""
+    run = subprocess.run([sys.executable, "-c", PROGRAM], env={**os.environ, "HOTROWS_SAFE": "1"}, capture_output=True)
+    assert (run.returncode, run.stderr.count(b"in eval mode")) == (0, 1), run.stderr.decode()
+
+
+PROGRAM = """
+import torch, hotrows
+bag = hotrows.EmbeddingBag(30, 4, cache=8, optimizer=hotrows.optim.SGD(lr=0.5), device="cpu")
+ids, before = torch.tensor([[1, 2]]), bag.weight()
+read = bag.eval()(ids)
+read.sum().backward()
+assert torch.equal(bag.weight(), before)
+(bag.eval()(ids) + bag.train()(ids)).sum().backward()
+torch.testing.assert_close(before[1:3] - bag.weight()[1:3], torch.full((2, 4), 0.25))
+"""
 
 
 @row("`clip_grad_norm_(model.parameters())`")

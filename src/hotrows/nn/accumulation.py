@@ -245,7 +245,8 @@ def make_anchor(step: OptimizerStep, device: torch.device) -> Tensor:
 @cuda_private.graph_break
 def _end_backward_pass(step: OptimizerStep | None, anchor: Tensor) -> None:
     """Every forward pass of the backward pass has been reached: autograd adds up the anchor's gradient after them."""
-    assert anchor.grad is not None
+    if anchor.grad is None:
+        return  # All forward passes of it were in eval mode.
     num_reached, anchor.grad = int(anchor.grad), None
     if step is not None:
         step.end_backward_pass(num_reached)
