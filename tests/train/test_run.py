@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,24 @@ def test_the_summary_names_the_policy_that_ran(strategy: str, policy: str | None
     assert finished.summary["cache"]["policy"] == policy
     report = (finished.directory / "report.html").read_text()
     assert (f">{policy}<" in report) or policy is None
+
+
+def test_a_cache_that_is_too_small_is_named_once_with_the_size_that_would_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path / "small", cache={"size": 500, "depth": 2})
+    (said,) = [record.getMessage() for record in caplog.records if "do not fit the cache" in record.getMessage()]
+    found = re.fullmatch(
+        r"batches do not fit the cache of 500 rows: one looks up about ([\d,]+) different rows with a margin, so "
+        r"[\d,]+ rows of the last 5 steps went through an overflow buffer, which is slow and exact. Give --cache (\d+) for a "
+        r"batch and the 2 after it, or a smaller --batch-size", said,
+    )  # fmt: skip
+    assert found is not None
+    assert int(found[2]) == 3 * int(found[1].replace(",", "")) > 500
+    caplog.clear()
+    wide = train(tmp_path / "wide", cache={"size": int(found[2]), "depth": 2})
+    assert wide.summary["cache"]["overflow"] == 0
+    assert not [record for record in caplog.records if "do not fit" in record.getMessage()]
 
 
 def test_the_progress_line_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:

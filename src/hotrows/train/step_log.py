@@ -62,6 +62,7 @@ class StepLog:
         record = {
             "kind": "train",
             "step": step,
+            "steps": num,
             "samples": self.samples,
             "seconds": seconds,
             "loss": loss,
@@ -70,6 +71,7 @@ class StepLog:
             "lookups": stats.lookups - before.lookups,
             "unique": unique,
             "misses": stats.misses - before.misses,
+            "overflow": stats.overflow - before.overflow,
             "stalls": stats.stalls - before.stalls,
             "bytes_in": stats.bytes_in - before.bytes_in,
             "bytes_out": stats.bytes_out - before.bytes_out,

@@ -1,5 +1,7 @@
 """The trainer: loader → strategy → training step, with its metrics. Read it from `train` down."""
 
+import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -28,6 +30,10 @@ from hotrows.train.schedule import make_schedules, num_changing
 from hotrows.train.step_log import StepLog
 from hotrows.train.timeline import Timeline
 from hotrows.train.validation import Validation
+
+logger = logging.getLogger("hotrows")
+
+ROOM = 1.2  # batches differ in how many different rows they look up
 
 
 class Observer(Protocol):
@@ -112,6 +118,7 @@ class Trainer:
         self.after_training: Callable[[], None] = lambda: None
         self.restore: Callable[[], None] = lambda: None
         self._kept_at = 0.0  # when training has ended; 0 before
+        self._has_warned_of_size = False
         self._validated_at = 0  # the step of the last evaluation on the validation split; 0 before
         # Every step is computed by the same kernels, also if the training step is not captured.
         step = OptimizerOverride(parts.dense_optimizer)(self._step)
@@ -326,8 +333,25 @@ class Trainer:
         if rows is not None:
             record["lr"] = float(rows.param_groups[0]["lr"])
         record["dense_lr"] = float(dense.param_groups[0]["lr"])
+        if record["overflow"] and not self._has_warned_of_size:
+            self._has_warned_of_size = True
+            logger.warning("%s", self._advice_on_size(record))
         for observer in self._observers:
             observer.trained(record)
+
+    def _advice_on_size(self, record: dict[str, Any]) -> str:
+        """What to do about batches whose rows do not fit the cache."""
+        caches = self._parts.bags.caches
+        slots, num_rows = sum(each.num_slots for each in caches), sum(each.store.num_rows for each in caches)
+        # A batch that does not fit is planned by itself, so this is what one batch needs.
+        needed = math.ceil(ROOM * record["unique"] / record["steps"])
+        wanted = min(num_rows, (self._config.cache.depth + 1) * needed)
+        return (
+            f"batches do not fit the cache of {slots:,} rows: one looks up about {needed:,} different rows with a "
+            f"margin, so {record['overflow']:,} rows of the last {record['steps']} steps went through an overflow "
+            f"buffer, which is slow and exact. Give --cache {wanted} for a batch and the {self._config.cache.depth} after it, or a "
+            "smaller --batch-size"
+        )
 
 
 def embed(parts: Parts, ids: Tensor | Jagged) -> Tensor | tuple[Tensor, ...]:
