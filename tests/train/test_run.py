@@ -226,8 +226,8 @@ def test_a_cache_that_is_too_small_is_named_once_with_the_size_that_would_do(
     (said,) = [record.getMessage() for record in caplog.records if "do not fit the cache" in record.getMessage()]
     found = re.fullmatch(
         r"batches do not fit the cache of 500 rows: one looks up about ([\d,]+) different rows with a margin, so "
-        r"[\d,]+ rows of the last 5 steps went through an overflow buffer, which is slow and exact. Give --cache (\d+) for a "
-        r"batch and the 2 after it, or a smaller --batch-size", said,
+        r"[\d,]+ rows of the last 5 steps went through an overflow buffer, which is slow and exact. Give --cache (\d+) "
+        r"for a batch and the 2 after it, or a smaller --batch-size", said,
     )  # fmt: skip
     assert found is not None
     assert int(found[2]) == 3 * int(found[1].replace(",", "")) > 500

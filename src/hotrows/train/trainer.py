@@ -349,8 +349,8 @@ class Trainer:
         return (
             f"batches do not fit the cache of {slots:,} rows: one looks up about {needed:,} different rows with a "
             f"margin, so {record['overflow']:,} rows of the last {record['steps']} steps went through an overflow "
-            f"buffer, which is slow and exact. Give --cache {wanted} for a batch and the {self._config.cache.depth} after it, or a "
-            "smaller --batch-size"
+            f"buffer, which is slow and exact. Give --cache {wanted} for a batch and the {self._config.cache.depth} "
+            "after it, or a smaller --batch-size"
         )
 
 
