@@ -11,7 +11,8 @@ from typing import Any
 from hotrows.cache.capacity import check_cache
 from hotrows.data.shapes import SHAPES
 from hotrows.data.synthetic import PREFIX
-from hotrows.models import MODELS
+from hotrows.models import MODELS, find_model
+from hotrows.models.own import FORM
 from hotrows.optim import OPTIMIZERS
 from hotrows.options import check_options, option
 from hotrows.strategies import STRATEGIES, CacheSettings, option_sections
@@ -28,7 +29,7 @@ DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
 class ModelConfig:
     """Section [model]: the model that trains on top of the embedding bags."""
 
-    name: str = option("dlrm", "The model.", choices=MODELS)
+    name: str = option("dlrm", "The model.", choices=MODELS, also=f"a class of your own as {FORM}")
     dim: int | None = option(
         None, "The width of the embedding rows. Left out, the model's own.", least=1, most=LARGEST_DIM
     )
@@ -148,6 +149,7 @@ class RunConfig:
             settings = getattr(self, name, None) or self.options.get(name)
             if settings is not None:
                 check_options(settings, name)
+        find_model(self.model.name, "model.name")
         check_cache(self.cache.size)
         for name, betas in (("optimizer", self.optimizer.betas), ("dense_optimizer", self.dense_optimizer.betas)):
             if betas is not None and len(betas) != 2:

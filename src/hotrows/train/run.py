@@ -18,7 +18,8 @@ from hotrows.data.description import DESCRIPTION
 from hotrows.data.schema import SPLITS, DataSet, Schema
 from hotrows.data.synthetic import PREFIX
 from hotrows.errors import NotFiniteError
-from hotrows.models import make_model
+from hotrows.models import MODELS, make_model
+from hotrows.models.own import check_logits
 from hotrows.report import write_report
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.stores.memory_checks import available_memory, require_memory
@@ -119,7 +120,10 @@ def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Str
     _check_dense_memory(config, schema, device)
     torch.manual_seed(config.seed)
     set_matmul_precision(config.train.precision)
-    model = make_model(config.model.name, len(schema.dense), len(schema.categorical), config.model.dim).to(device)
+    num_dense, num_features = len(schema.dense), len(schema.categorical)
+    model = make_model(config.model.name, num_dense, num_features, config.model.dim).to(device)
+    if config.model.name not in MODELS:
+        check_logits(config.model.name, model, num_dense, num_features)
     rows = make_row_optimizer(config.optimizer)
     bags = strategy.make_bags(schema.embedding_tables, model.embedding_dim, rows, device, config.seed)
     return Parts(model, bags, make_dense_optimizer(config.dense_optimizer, model.parameters()), device)
@@ -281,8 +285,13 @@ def _listed(names: list[str]) -> str:
 
 def _check_dense_memory(config: RunConfig, schema: Schema, device: torch.device) -> None:
     """Raise if the dense part does not fit. A model on the meta device has shapes, and no memory."""
-    with torch.device("meta"):
-        model = make_model(config.model.name, len(schema.dense), len(schema.categorical), config.model.dim)
+    try:
+        with torch.device("meta"):
+            model = make_model(config.model.name, len(schema.dense), len(schema.categorical), config.model.dim)
+    except RuntimeError:
+        if config.model.name in MODELS:
+            raise
+        return  # The constructor of a user's model may read values, which the meta device does not have.
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     advice = "choose a smaller model.dim"
     require_memory("the weights of the dense part", num_bytes, available_memory(device), f"memory on {device}", advice)
