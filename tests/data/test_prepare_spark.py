@@ -49,6 +49,7 @@ def prepare_on_both(kind: str, log: Path, **options: Any) -> tuple[Path, Prepare
     for part in ("name", "schema", "splits"):
         assert described["spark"][part] == described["duckdb"][part]
     assert reports["spark"].num_rows == reports["duckdb"].num_rows
+    assert reports["spark"].lookups == reports["duckdb"].lookups
     assert set(reports["spark"].skipped) == set(reports["duckdb"].skipped)
     for table in {column["table"] for column in described["duckdb"]["schema"]["categorical"]}:
         assert read_vocabulary(outs["spark"], table) == read_vocabulary(outs["duckdb"], table)
@@ -160,3 +161,13 @@ def test_bad_line_is_named(session: Any, tmp_path: Path) -> None:
             words.append(str(error.value))
         assert words[0] == words[1]
     session.conf.unset("spark.sql.files.maxPartitionBytes")
+
+
+def test_with_the_vocabulary_of_another_data_set(tmp_path: Path) -> None:
+    write_taobao_log(tmp_path / "first", 300, seed=3)
+    prepare("taobao", tmp_path / "first", tmp_path / "data", engine="spark")
+    write_taobao_log(tmp_path / "log", 300, seed=4)
+    out, report = prepare_on_both("taobao", tmp_path / "log", vocabulary=tmp_path / "data")
+    assert sum(found.num_new for found in (report.lookups or {}).values()) > 0
+    for other in (tmp_path / "data", tmp_path / "spark"):
+        assert describe(other)["vocabulary_checksums"] == describe(out)["vocabulary_checksums"]

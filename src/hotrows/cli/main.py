@@ -51,6 +51,10 @@ def prepare(
     input: Annotated[Path, typer.Argument(help="The log: a file (plain or .gz), or a directory of days.")],
     out: Annotated[str, typer.Option(help="Where the data set goes; must not exist.")],
     config: Annotated[Path | None, typer.Option(help="For table: a TOML file that names the columns.")] = None,
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(help="A prepared data set, whose vocabulary is used: for logs to evaluate its models on."),
+    ] = None,
     min_count: Annotated[int, typer.Option(help=_prepare_help("min_count"))] = DEFAULTS.min_count,
     split: Annotated[str, typer.Option(help=_prepare_help("split"))] = DEFAULTS.split,
     valid: Annotated[float, typer.Option(help=_prepare_help("valid"))] = DEFAULTS.valid,
@@ -68,7 +72,8 @@ def prepare(
     with reported_plainly(), Steps() as steps:
         report = run_prepare(
             kind, input, out, config=config, min_count=min_count, split=split, valid=valid, test=test, seed=seed,
-            engine=engine, memory_limit=memory_limit, on_error=on_error, progress=steps,
+            engine=engine, memory_limit=memory_limit, on_error=on_error, vocabulary=vocabulary,
+            progress=steps,
         )  # fmt: skip
     show_prepared(report)
     _print_json(as_json, report.to_json())

@@ -44,6 +44,13 @@ def show_prepared(report: "PrepareReport") -> None:
         table.add_row(split, f"{num:,} samples")
     table.add_row("ids", f"{sum(report.num_ids.values()):,} in {len(report.num_ids)} tables")
     print_line(table)
+    if report.lookups is not None:
+        print_line("lookups of values that the vocabulary does not have, which got the rare id:")
+        table = _pairs()
+        for name, found in report.lookups.items():
+            share = f"{found.num_new / found.num:.2%}" if found.num else "none"
+            table.add_row(f"  {name}", f"{found.num_new:,} of {found.num:,} ({share})")
+        print_line(table)
     if report.num_skipped:
         print_line(f"[yellow]skipped {report.num_skipped:,} bad lines:[/yellow]")
     for skipped in report.skipped:

@@ -33,6 +33,7 @@ from hotrows.train.save import MODEL_FILE, check_room, load_model, save_failure,
 from hotrows.train.termination import ended_by_signals
 from hotrows.train.timeline import Timeline
 from hotrows.train.trainer import Observer, Outcome, Parts, Trainer, evaluate
+from hotrows.train.vocabulary import check_vocabulary, vocabulary_of
 
 logger = logging.getLogger("hotrows")
 
@@ -84,7 +85,7 @@ def _run(
         observers.append(ProgressBar())
     trainer = Trainer(config, data, parts, strategy, observers, timeline)
     if config.save:
-        trainer.after_training = lambda: save_model(directory, parts, data.schema.dense)
+        trainer.after_training = lambda: save_model(directory, parts, data.schema.dense, vocabulary_of(data))
     try:
         outcome = trainer.train()
     except NotFiniteError as error:
@@ -133,7 +134,10 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     """Evaluate the model of a run in the run's precision.
 
     Args:
-        data: a data set with the same columns; None takes the one that the run was trained on.
+        data: a data set with the same columns and the same vocabulary; None takes the one that the run was trained on.
+
+    Raises:
+        ValueError: such as a data set that was prepared with another vocabulary.
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}: known are {', '.join(SPLITS)}")
@@ -143,6 +147,7 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     saved = load_model(directory)
     dataset: DataSet = _open_again(config.data) if data is None else open_dataset(data)
     schema = _schema_of_model(dataset, saved)
+    check_vocabulary(dataset, saved.get("vocabulary"), config.data)
     if isinstance(dataset, PreparedDataSet):
         dataset = dataset.with_schema(schema)
     elif any(dataset.schema.tables[name] > num_rows for name, num_rows in schema.tables.items()):

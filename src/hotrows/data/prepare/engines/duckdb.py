@@ -96,7 +96,7 @@ class DuckDB:
         build: Callable[[Table], Table],
         progress: Callable[[float], None],
     ) -> None:
-        self._ibis.create_view("_samples", samples)
+        self._ibis.create_view("_samples", samples, overwrite=True)
         query = ""
         for number, (name, path) in enumerate(targets.items()):
             progress(number / len(targets))

@@ -47,7 +47,7 @@ class Spark:
         self._session.conf.set("spark.sql.csv.parser.columnPruning.enabled", "false")
         self._ibis = ibis.pyspark.connect(self._session)
         self._work = work
-        self._num_views = 0
+        self._num_names = 0
 
     def read(self, file: LogFile, columns: Sequence[str], name: str) -> Read:
         types = ", ".join(f"{_name(name)} {_SQL_TYPES[kind]}" for name, kind in file.columns.items())
@@ -114,7 +114,9 @@ class Spark:
             for number, name in enumerate(targets)
         ]
         # One job writes all vocabularies, because most of them are small.
-        found = self._write_groups(reduce(DataFrame.union, vocabularies), len(targets), "id", "vocabularies")
+        self._num_names += 1
+        name = f"vocabularies-{self._num_names}"
+        found = self._write_groups(reduce(DataFrame.union, vocabularies), len(targets), "id", name)
         for number, path in enumerate(targets.values()):
             found[number].rename(path)
         progress(1.0)
@@ -160,8 +162,8 @@ class Spark:
         return self._session.sql(self._ibis.compile(expression))
 
     def _view(self, frame: DataFrame) -> Table:
-        self._num_views += 1
-        name = f"hotrows_{self._num_views}"
+        self._num_names += 1
+        name = f"hotrows_{self._num_names}"
         frame.createOrReplaceTempView(name)
         return self._ibis.table(name)
 
