@@ -171,3 +171,12 @@ def test_with_the_vocabulary_of_another_data_set(tmp_path: Path) -> None:
     assert sum(found.num_new for found in (report.lookups or {}).values()) > 0
     for other in (tmp_path / "data", tmp_path / "spark"):
         assert describe(other)["vocabulary_checksums"] == describe(out)["vocabulary_checksums"]
+
+
+def test_a_line_break_in_quotes_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "clicks.toml"
+    config.write_text('label = "y"\ncategorical = ["c"]\n')
+    log = write_lines(tmp_path / "log.csv", ["y,c,z", "1,a,2", '1,"a', 'b",2'])
+    with pytest.raises(BadInputError, match="line 3: a quote that does not end in its line, which Spark does not read"):
+        prepare("table", log, tmp_path / "out", config=config, engine="spark")
+    assert not (tmp_path / "out").exists()

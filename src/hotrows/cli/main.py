@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 import hotrows
-from hotrows.cli.errors import reported_plainly
+from hotrows.cli.errors import nothing_written, reported_plainly
 from hotrows.cli.reproduce import ReproduceCommand, reproduce
 from hotrows.cli.toml_text import as_run_file
 from hotrows.cli.train_help import SETTINGS, TrainCommand
@@ -69,7 +69,7 @@ def prepare(
     from hotrows.cli.show import Steps, show_prepared
     from hotrows.data.prepare import prepare as run_prepare
 
-    with reported_plainly(), Steps() as steps:
+    with reported_plainly(), nothing_written(out), Steps() as steps:
         report = run_prepare(
             kind, input, out, config=config, min_count=min_count, split=split, valid=valid, test=test, seed=seed,
             engine=engine, memory_limit=memory_limit, on_error=on_error, vocabulary=vocabulary,

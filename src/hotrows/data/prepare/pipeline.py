@@ -329,7 +329,8 @@ class _Job:
             if num_rows := found[f"count_{number}"] or 0:
                 row = found[f"row_{number}"]
                 text = file.delimiter is not None
-                line = line_of_record(file.path, row, file.header, rejected_lines) if text else row + 1
+                quote = file.quote if self.engine.reads_line_breaks else ""
+                line = line_of_record(file, row, quote, rejected_lines) if text else row + 1
                 self._skip_or_stop(problem.reason, problem.expected, num_rows, file.path, line)
                 num_bad += num_rows
         return num_bad

@@ -29,6 +29,7 @@ class Spark:
     """Stores rows in Parquet files in the working directory."""
 
     name = "spark"
+    reads_line_breaks = False  # so that files are read in parts
 
     def __init__(self, memory_limit: str, work: Path) -> None:
         work.mkdir(parents=True, exist_ok=True)
@@ -220,7 +221,7 @@ class Spark:
         if not found:
             return (), frozenset()
         records = [row["row"] for row in bad.select("row").orderBy("row").limit(1_000_000).collect()]
-        lines = dict(zip(records, lines_of_records(file.path, records, file.header), strict=True))
+        lines = dict(zip(records, lines_of_records(file, records, ""), strict=True))
         rejected = []
         for row in found:
             expected = f"{len(file.columns)} fields"
@@ -235,7 +236,11 @@ class Spark:
 def _reason(file: LogFile, fields: Column) -> Column:
     """Why a line is rejected: a wrong number of fields, or the first field that should be a number and is not."""
     num_fields = functions.size(fields)
-    reason = functions.when(num_fields < len(file.columns), "too few fields")
+    reason = functions.when(functions.lit(False), "")
+    if file.quote:
+        num_quotes = functions.size(functions.split(_BAD_LINE, re.escape(file.quote), -1)) - 1
+        reason = reason.when(num_quotes % 2 == 1, "a quote that does not end in its line, which Spark does not read")
+    reason = reason.when(num_fields < len(file.columns), "too few fields")
     reason = reason.when(num_fields > len(file.columns), "too many fields")
     for position, (name, kind) in enumerate(file.columns.items()):
         if kind == "number":
