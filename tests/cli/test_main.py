@@ -176,3 +176,17 @@ def test_a_configuration_that_cannot_run_is_not_printed() -> None:
     result = call("train", "--data", "synthetic:avazu", "--epochs", "0", "--print-config", code=2)
     assert "train.epochs is 0" in result.stderr
     assert not result.stdout
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("columns.toml").write_text('label = "y"\ncategorical = ["c[red]"]\n')
+    Path("log[a].csv").write_text("y,c[red]\n" + "1,a\n0,b\n" * 10 + "1\n")
+    given = ("table", "log[a].csv", "--config", "columns.toml", "--on-error", "skip")
+    printed = call("prepare", *given, "--out", "data[/bold]").stdout
+    assert "data[/bold] is ready" in printed
+    assert "(first: log[a].csv, line 22)" in printed
+    assert "  c[red]  " in call("prepare", *given, "--vocabulary", "data[/bold]", "--out", "more").stdout
+    assert "c[red]" in call("profile", "more", "--batch-size", "4").stdout
+    train = ("--device", "cpu", "--model", "deepfm", "--dim", "2", "--max-steps", "1", "--out", "run[b]")
+    assert "run[b]/report.html" in call("train", "--data", "more", *train).stdout
