@@ -12,7 +12,7 @@ import pytest
 from hotrows.json_text import json_text
 
 ROOT = Path(__file__).parents[1]
-WRITE_TOML = {"src/hotrows/cli/train_help.py", "benchmarks/soak.py"}  # text and numbers of a run file
+WRITE_TOML = {"src/hotrows/cli/toml_text.py", "benchmarks/soak.py"}  # text and numbers of a run file
 
 
 def refuse(constant: str) -> Any:

@@ -14,7 +14,8 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
-from hotrows.cli.train_help import SETTINGS, as_toml
+from hotrows.cli.toml_text import as_toml
+from hotrows.cli.train_help import SETTINGS
 from hotrows.data.prepare.table import TableSettings
 from hotrows.models import MODELS, options_of
 from hotrows.options import Option, describe_options
@@ -35,7 +36,9 @@ has the default. An unknown setting, or a value that is not allowed, is an error
 ## Run files
 
 `hotrows train RUN.toml` trains what the file says. An option of the command line overrules the file, so
-`hotrows train --data data --cache 5%` needs none. A run directory's `config.json` has all settings of its run.
+`hotrows train --data data --cache 5%` needs none. `--print-config` trains nothing and prints all settings that the run
+would have as a run file, so `hotrows train --data data --cache 5% --print-config > run.toml` makes one to edit. A run
+directory's `config.json` has all settings of its run.
 
 ```toml
 data = "synthetic:avazu?scale=0.01&samples=20000"

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -537,3 +539,32 @@ def test_options_of_reproduce(arguments: tuple[str, ...], message: str) -> None:
 def test_options_of_prepare(arguments: tuple[str, ...], message: str) -> None:
     write_criteo_log(Path("log"), 20, seed=1)
     refused(message, "prepare", *arguments, "--out", "out")
+
+
+def test_prepare_with_too_little_memory() -> None:
+    write_criteo_log(Path("log"), 20_000, seed=1)
+    message = "the engine needs more memory for this log than memory_limit=10MB allows: give a larger one, such as 1GB"
+    refused(message, "prepare", "criteo", "log", "--memory-limit", "10MB", "--out", "out")
+
+
+@pytest.mark.parametrize("phase", ["reading", "counting", "writing"])
+def test_prepare_that_is_interrupted_leaves_nothing(phase: str) -> None:
+    """The interrupt arrives while a query of this phase runs."""
+    write_criteo_log(Path("log"), 20_000, seed=1)
+    code = f"""if True:
+        import os, signal, threading
+        from hotrows.cli.main import app
+        from hotrows.cli.show import Steps
+        show, seen = Steps.__call__, set()
+        def interrupting(steps, step, done):
+            show(steps, step, done)
+            if step == {phase!r} and step not in seen:
+                threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+            seen.add(step)
+        Steps.__call__ = interrupting
+        app(["prepare", "criteo", "log", "--out", "out"])
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Traceback" not in ended.stderr
+    assert (ended.returncode, found(Path())) == (130, ["log"]), ended.stderr
+    assert "hotrows: interrupted: out was not written" in ended.stderr

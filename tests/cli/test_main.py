@@ -1,6 +1,7 @@
 """The program as a user calls it."""
 
 import json
+import re
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import hotrows
 from hotrows.cli.main import app
+from hotrows.data.prepare.pipeline import KINDS
 from hotrows.data.sample import write_criteo_log
+from hotrows.data.schema import SPLITS
+from hotrows.data.shapes import SHAPES
+from hotrows.models import MODELS
+from hotrows.optim import OPTIMIZERS
+from hotrows.reproduce import PAPERS
+from hotrows.strategies import STRATEGIES
+from hotrows.train.config import PRECISIONS, RunConfig, read_run
 
 
 def call(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "1000"})
     assert result.exit_code == code, result.output
     return result
 
@@ -117,3 +127,66 @@ def test_mistakes_are_one_sentence(arguments: tuple[str, ...], message: str) -> 
 @pytest.mark.parametrize("command", ["prepare", "profile", "train", "evaluate", "doctor"])
 def test_help_is_there(command: str) -> None:
     assert "--help" in call(command, "--help").stdout
+
+
+DATA_SETS = [f"synthetic:{name}" for name in SHAPES]
+CHOICES = {
+    "prepare": {"kind": KINDS, "--split": ["time", "day", "random"], "--engine": ["duckdb", "spark"],
+                "--on-error": ["stop", "skip"]},
+    "profile": {"data": DATA_SETS},
+    "train": {"--data": DATA_SETS, "--model": MODELS, "--strategy": STRATEGIES, "--policy": hotrows.POLICIES,
+              "--optimizer": OPTIMIZERS, "--device": ["auto", "cpu", "cuda"]},
+    "evaluate": {"--data": DATA_SETS, "--split": SPLITS},
+    "reproduce": {"paper": PAPERS, "--scale": ["small", "full"], "--precision": PRECISIONS,
+                  "--device": ["auto", "cpu", "cuda"],
+                  "figures...": [each.name for paper in PAPERS.values() for each in paper.experiments]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", CHOICES)
+def test_the_help_lists_every_choice_of_an_option(command: str) -> None:
+    lines = [line.strip("│* ") for line in call(command, "--help").stdout.splitlines()]
+    for option, choices in CHOICES[command].items():
+        (line,) = (line for line in lines if line.split(" ")[0] == option)
+        words = set(re.findall(r"[^\s,.;()]+", line))
+        assert {each.rstrip(":") for each in words} >= set(choices), line
+
+
+def test_the_version() -> None:
+    assert call("--version").stdout == f"hotrows {hotrows.__version__}\n"
+
+
+def test_the_printed_configuration_is_a_run_file_of_the_same_run(data: Path, tmp_path: Path) -> None:
+    given = ("--data", data, "--strategy", "heca", "--lr", "1e-7", "--out", tmp_path / 'a "b" \x7f é', *TRAIN[:-1])
+    printed = call("train", *given, "--print-config").stdout
+    assert "\n# weight_decay = (left out)\n" in printed
+    assert "\n[heca]\n" in printed
+    run = tmp_path / "run.toml"
+    run.write_text(printed)
+    config = read_run(run)
+    assert (config.data, config.strategy, config.optimizer.lr) == (str(data), "heca", 1e-7)
+    assert config.out == str(given[7])
+    assert call("train", run, "--print-config").stdout == printed
+    assert RunConfig.from_dict(last_line(call("train", run, "--print-config", "--json")), "printed") == config
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+    assert last_line(call("train", run, "--max-steps", "1", "--json"))["steps"] == 1
+
+
+def test_a_configuration_that_cannot_run_is_not_printed() -> None:
+    result = call("train", "--data", "synthetic:avazu", "--epochs", "0", "--print-config", code=2)
+    assert "train.epochs is 0" in result.stderr
+    assert not result.stdout
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("columns.toml").write_text('label = "y"\ncategorical = ["c[red]"]\n')
+    Path("log[a].csv").write_text("y,c[red]\n" + "1,a\n0,b\n" * 10 + "1\n")
+    given = ("table", "log[a].csv", "--config", "columns.toml", "--on-error", "skip")
+    printed = call("prepare", *given, "--out", "data[/bold]").stdout
+    assert "data[/bold] is ready" in printed
+    assert "(first: log[a].csv, line 22)" in printed
+    assert "  c[red]  " in call("prepare", *given, "--vocabulary", "data[/bold]", "--out", "more").stdout
+    assert "c[red]" in call("profile", "more", "--batch-size", "4").stdout
+    train = ("--device", "cpu", "--model", "deepfm", "--dim", "2", "--max-steps", "1", "--out", "run[b]")
+    assert "run[b]/report.html" in call("train", "--data", "more", *train).stdout

@@ -179,10 +179,11 @@ def test_taobao_histories_are_the_users_past(tmp_path: Path) -> None:
         assert sample["item"] == ids.get(row[1], 0)
         assert sample["item_history"] == before[-20:]
         before.append(sample["item"])
-    looked_up = Counter[int]()
-    for sample in read_split(tmp_path / "out", "train").to_pylist():
-        looked_up.update([sample["item"], *sample["item_history"]])
-    assert {id: n for _, id, n in read_vocabulary(tmp_path / "out", "item") if n} == dict(looked_up)
+    training = read_split(tmp_path / "out", "train").to_pylist()
+    looked_up = Counter(id for sample in training for id in (sample["item"], *sample["item_history"]))
+    assert {id: n for _, id, n in read_vocabulary(tmp_path / "out", "item") if n} == looked_up
+    users = Counter(sample["user"] for sample in training)  # a user is looked up once, however long the history is
+    assert {id: n for _, id, n in read_vocabulary(tmp_path / "out", "user") if n} == users
 
 
 def test_shards_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotrows.data.prepare import BadInputError, OutputError, prepare
-from hotrows.data.sample import write_avazu_log
+from hotrows.data.sample import write_avazu_log, write_criteo_log
 
-from .logs import criteo_line, read_split, write_lines
+from .logs import criteo_line, read_split, read_vocabulary, write_lines
 
 GOOD = [criteo_line(row % 2, {1: row}, C1="a") for row in range(10)]
 
@@ -220,6 +220,13 @@ def test_parquet_cut_short_or_without_a_column(tmp_path: Path) -> None:
         ('label = "y"\ncategorical = ["c"]\ntime = ""', "time is empty; expected a value, or no time"),
         ('label = "y"\ncategorical = ["c"]\ndelimiter = ""', "delimiter is empty"),
         ('label = "y"\ncategorical = ["c"]\ncolumns = []', "columns is empty"),
+        *(
+            (
+                f'label = "y"\ncategorical = ["c"]\ndelimiter = {delimiter}',
+                "delimiter is .*; expected 1 to 4 characters",
+            )
+            for delimiter in ('"abcde"', '"\\n"', "'\"'", '"\\r"')
+        ),
         ("label = " + "[" * 5000, "columns.toml: maximum recursion depth"),
     ],
 )
@@ -228,6 +235,126 @@ def test_bad_config(text: str, message: str, tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.csv", ["y,c", "0,a"])
     with pytest.raises(BadInputError, match=message):
         prepare("table", log, tmp_path / "out", config=tmp_path / "columns.toml")
+
+
+TABLE = 'label = "y"\ncategorical = ["c"]\ndense = ["x"]\n'
+ROWS = b"1,a,2\n0,b,3\n" * 5
+LONG = b"a" * 50_000_000
+
+TABLES = [
+    pytest.param(b"\xff\xfey\0,\0c\0,\0x\0\n\0", r"log.csv: the file is UTF-16; expected UTF-8", id="UTF-16"),
+    pytest.param(b"y,c,x,c\n" + ROWS, r"several columns are named 'c'; expected one column of each", id="twice"),
+    pytest.param(b"y,c,x\r" + ROWS.replace(b"\n", b"\r"), r"line 1: lines end in \\r alone; expected", id="CR"),
+    pytest.param(b"y,c,x\r\n" + ROWS, r"line 2: lines end in \\n and in \\r\\n, and this", id="LF in CRLF"),
+    pytest.param(
+        b"y,c,x\n" + ROWS + b"1,a,2\r\n", r"line 12: lines end in .*; expected the same line ends", id="CRLF in LF"
+    ),
+    pytest.param(
+        b"y,c,x\n" + ROWS * 50_000 + b"1,a,2\r\n" * 100, r"line 500,002: lines end in \\n and in", id="CRLF late"
+    ),
+    pytest.param(b'y,"c\nd",x,c\n' + ROWS, r"line 1: a name in quotes has a line break, or its quotes", id="name"),
+    pytest.param(b'y,c,x\n1,"a\nb",2\n0,b\n', r"line 4: too few fields; expected 3 fields, found 2", id="break, few"),
+    pytest.param(b'y,c,x\n1,"a\n""b",2\n0,b,z\n', r"line 4: x is not a number", id="break, no number"),
+    pytest.param(b'y,c,x\n1,"a\n\nb",2\n\n7,b,3\n', r"line 6: y is neither 0 nor 1", id="break, no label"),
+    pytest.param(b'y,c,x\n1,"a\n",2\n1\n1,"\n",2\n1,b,z\n', r"line 4: too few fields", id="breaks"),
+    pytest.param(b'y,c,x\n1,"a,2\n' + ROWS, r"line 2: a quote that does not end", id="open quote"),
+    pytest.param(
+        b"y,c,x\n1,a,2\n1," + LONG + b",2\n", r"line 3: a line too long; expected lines of at most 32,000,000 bytes",
+        id="50 MB",
+    ),
+    pytest.param(
+        b"y,c,x\n1,a,2\n" + b"1," * 25_000_000 + b"\n",
+        r"line 3: more than 32,768 fields in one line; expected 3 fields, and a line end behind them", id="many fields",
+    ),
+    pytest.param(LONG + b"\n" + ROWS, r"log.csv: no CSV in 'aaaa.*\(field larger than field limit", id="long name"),
+    pytest.param(
+        b",".join(b"n%d" % number for number in range(1000)) + b"\n" + ROWS, "it has n0, .*, n49 and 950 more",
+        id="many names",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), TABLES)
+def test_tables_that_cannot_be_read(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "columns.toml").write_text(TABLE)
+    (tmp_path / "log.csv").write_bytes(content)
+    with pytest.raises(BadInputError, match=message):
+        prepare("table", tmp_path / "log.csv", tmp_path / "out", config=tmp_path / "columns.toml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["columns.toml", "log.csv"]
+
+
+def test_lines_of_skipped_rows_behind_line_breaks_in_quotes(tmp_path: Path) -> None:
+    (tmp_path / "columns.toml").write_text(TABLE)
+    (tmp_path / "log.csv").write_bytes(b'y,c,x\n1,"a\nb",2\n1\n0,"\n",z\n1,"q\n",1\n5,b,1\n' + ROWS)
+    report = prepare(
+        "table", tmp_path / "log.csv", tmp_path / "out", config=tmp_path / "columns.toml", on_error="skip", min_count=1,
+        valid=0, test=0,
+    )  # fmt: skip
+    assert {skipped.reason: skipped.line for skipped in report.skipped} == {
+        "too few fields": 4, "x is not a number": 5, "y is neither 0 nor 1": 9,
+    }  # fmt: skip
+    assert {value for value, _, _ in read_vocabulary(tmp_path / "out", "c")} == {None, "a\nb", "q\n", "a", "b"}
+
+
+def test_logs_without_a_header_that_are_not_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"1\t" * 1_000_000)
+    with pytest.raises(BadInputError, match=r"log, line 1: more than .* fields in one line; expected 40 fields"):
+        prepare("criteo", log, tmp_path / "out")
+    log.write_bytes(gzip.compress(log.read_bytes()))
+    with pytest.raises(BadInputError, match=r"log, line 1: more than .* fields in one line; expected 40 fields"):
+        prepare("criteo", log, tmp_path / "out")
+    log.write_bytes("\r".join(GOOD).encode())
+    with pytest.raises(BadInputError, match=r"log, line 1: lines end in \\r alone"):
+        prepare("criteo", log, tmp_path / "out")
+    ended = [criteo_line(0, C26="a")] * 9
+    log.write_bytes(("\r\n".join(ended) + "\n" + "\n".join(ended)).encode())
+    with pytest.raises(BadInputError, match=r"log, line 9: lines end in \\n and in \\r\\n"):
+        prepare("criteo", log, tmp_path / "out")
+
+
+def test_a_header_of_avazu_with_a_name_twice(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    write_avazu_log(log, 20)
+    log.write_text(log.read_text().replace("device_id", "device_ip", 1))
+    with pytest.raises(BadInputError, match=r"several columns are named 'device_ip'|no column device_id"):
+        prepare("avazu", log, tmp_path / "out")
+    lines = [f"{line},{'C14' if number == 0 else 1}" for number, line in enumerate(log.read_text().splitlines())]
+    write_lines(log, [lines[0].replace("device_ip", "device_id", 1), *lines[1:]])
+    with pytest.raises(BadInputError, match="several columns are named 'C14'; expected one column of each name"):
+        prepare("avazu", log, tmp_path / "out")
+
+
+def test_a_first_row_without_its_time(tmp_path: Path) -> None:
+    (tmp_path / "columns.toml").write_text('label = "y"\ncategorical = ["c"]\ntime = "t"\n')
+    log = write_lines(tmp_path / "log.csv", ["y,c,t", "1,a", "1,a,7"])
+    with pytest.raises(BadInputError, match=r"log\.csv, line 2: too few fields; expected 3 fields, found 2"):
+        prepare("table", log, tmp_path / "out", config=tmp_path / "columns.toml")
+    write_lines(log, ["y,c,t", '1,"a,b",7', "1,a,8"])
+    report = prepare("table", log, tmp_path / "out", config=tmp_path / "columns.toml", valid=0, test=0)
+    assert report.num_rows == 2
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+@pytest.mark.parametrize("header", [True, False])
+def test_a_byte_order_mark_is_no_part_of_a_value(name: str, header: bool, tmp_path: Path) -> None:
+    columns = "" if header else 'columns = ["c", "y", "x"]\n'
+    (tmp_path / "columns.toml").write_text(TABLE + columns)
+    content = b"\xef\xbb\xbf" + b"c,y,x\n" * header + b"a,1,2\nb,0,3\n" * 2
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    options = {"config": tmp_path / "columns.toml", "valid": 0, "test": 0, "min_count": 1}
+    assert prepare("table", tmp_path / name, tmp_path / "out", **options).num_rows == 4
+    assert [value for value, _, _ in read_vocabulary(tmp_path / "out", "c")] == [None, None, "a", "b"]
+
+
+def test_too_little_memory_for_a_log_of_15_mb(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    write_criteo_log(log, 62_000, seed=1)
+    assert log.stat().st_size > 14_000_000
+    message = "the engine needs more memory for this log than memory_limit=20MB allows: give a larger one, such as 1GB"
+    with pytest.raises(MemoryError, match=message):
+        prepare("criteo", log, tmp_path / "out", memory_limit="20MB")
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def prepare_on_both(kind: str, log: Path, **options: Any) -> tuple[Path, Prepare
     for part in ("name", "schema", "splits"):
         assert described["spark"][part] == described["duckdb"][part]
     assert reports["spark"].num_rows == reports["duckdb"].num_rows
+    assert reports["spark"].lookups == reports["duckdb"].lookups
     assert set(reports["spark"].skipped) == set(reports["duckdb"].skipped)
     for table in {column["table"] for column in described["duckdb"]["schema"]["categorical"]}:
         assert read_vocabulary(outs["spark"], table) == read_vocabulary(outs["duckdb"], table)
@@ -160,3 +161,22 @@ def test_bad_line_is_named(session: Any, tmp_path: Path) -> None:
             words.append(str(error.value))
         assert words[0] == words[1]
     session.conf.unset("spark.sql.files.maxPartitionBytes")
+
+
+def test_with_the_vocabulary_of_another_data_set(tmp_path: Path) -> None:
+    write_taobao_log(tmp_path / "first", 300, seed=3)
+    prepare("taobao", tmp_path / "first", tmp_path / "data", engine="spark")
+    write_taobao_log(tmp_path / "log", 300, seed=4)
+    out, report = prepare_on_both("taobao", tmp_path / "log", vocabulary=tmp_path / "data")
+    assert sum(found.num_new for found in (report.lookups or {}).values()) > 0
+    for other in (tmp_path / "data", tmp_path / "spark"):
+        assert describe(other)["vocabulary_checksums"] == describe(out)["vocabulary_checksums"]
+
+
+def test_a_line_break_in_quotes_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "clicks.toml"
+    config.write_text('label = "y"\ncategorical = ["c"]\n')
+    log = write_lines(tmp_path / "log.csv", ["y,c,z", "1,a,2", '1,"a', 'b",2'])
+    with pytest.raises(BadInputError, match="line 3: a quote that does not end in its line, which Spark does not read"):
+        prepare("table", log, tmp_path / "out", config=config, engine="spark")
+    assert not (tmp_path / "out").exists()

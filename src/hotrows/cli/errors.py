@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
 from hotrows.errors import NotFiniteError
 
 NOT_FINITE = 3  # the exit code
+INTERRUPTED = 130
 
 
 @contextmanager
@@ -25,6 +27,15 @@ def reported_plainly() -> Iterator[None]:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for this
             raise
         _report(f"{error} Make the cache, the batches or the model smaller.")
+
+
+@contextmanager
+def nothing_written(out: str) -> Iterator[None]:
+    """Report Ctrl-C, with the exit code of a program that it ends, for work that leaves nothing behind then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _report("interrupted" if Path(out).exists() else f"interrupted: {out} was not written", INTERRUPTED)
 
 
 def _report(message: str, exit_code: int = 2) -> None:

@@ -6,24 +6,39 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from hotrows.cli.errors import reported_plainly
-from hotrows.cli.reproduce import reproduce
+import hotrows
+from hotrows.cli.errors import nothing_written, reported_plainly
+from hotrows.cli.reproduce import ReproduceCommand, reproduce
+from hotrows.cli.toml_text import as_run_file
 from hotrows.cli.train_help import SETTINGS, TrainCommand
 from hotrows.cli.verify import verify
 from hotrows.data.prepare_defaults import DEFAULTS, PrepareDefaults
+from hotrows.data.shapes import SHAPES
+from hotrows.data.synthetic import PREFIX
 from hotrows.json_text import json_text
 from hotrows.options import find_option
 
-app = typer.Typer(
-    help="Train click models whose embedding tables are far larger than the device's memory, exactly.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 T = TypeVar("T")
 Setting = Annotated[T | None, typer.Option()]  # a setting of a run file, whose help `TrainCommand` adds
+SYNTHETIC = ", ".join(PREFIX + name for name in SHAPES)
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, for machines.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hotrows {hotrows.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Train click models whose embedding tables are far larger than the device's memory, exactly."""
 
 
 def _prepare_help(name: str) -> str:
@@ -36,6 +51,10 @@ def prepare(
     input: Annotated[Path, typer.Argument(help="The log: a file (plain or .gz), or a directory of days.")],
     out: Annotated[str, typer.Option(help="Where the data set goes; must not exist.")],
     config: Annotated[Path | None, typer.Option(help="For table: a TOML file that names the columns.")] = None,
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(help="A prepared data set, whose vocabulary is used: for logs to evaluate its models on."),
+    ] = None,
     min_count: Annotated[int, typer.Option(help=_prepare_help("min_count"))] = DEFAULTS.min_count,
     split: Annotated[str, typer.Option(help=_prepare_help("split"))] = DEFAULTS.split,
     valid: Annotated[float, typer.Option(help=_prepare_help("valid"))] = DEFAULTS.valid,
@@ -50,10 +69,11 @@ def prepare(
     from hotrows.cli.show import Steps, show_prepared
     from hotrows.data.prepare import prepare as run_prepare
 
-    with reported_plainly(), Steps() as steps:
+    with reported_plainly(), nothing_written(out), Steps() as steps:
         report = run_prepare(
             kind, input, out, config=config, min_count=min_count, split=split, valid=valid, test=test, seed=seed,
-            engine=engine, memory_limit=memory_limit, on_error=on_error, progress=steps,
+            engine=engine, memory_limit=memory_limit, on_error=on_error, vocabulary=vocabulary,
+            progress=steps,
         )  # fmt: skip
     show_prepared(report)
     _print_json(as_json, report.to_json())
@@ -64,7 +84,7 @@ app.command()(verify)
 
 @app.command()
 def profile(
-    data: Annotated[str, typer.Argument(help="A prepared directory, or synthetic:criteo-kaggle and the like.")],
+    data: Annotated[str, typer.Argument(help=f"A prepared directory, or {SYNTHETIC}.")],
     batch_size: Annotated[int, typer.Option(help="Samples per batch, for the miss-ratio curve.")] = 2048,
     samples: Annotated[int, typer.Option(help="Samples to read.")] = 1_000_000,
     hit_rate: Annotated[float | None, typer.Option(help="Suggest a cache for this hit rate, such as 0.9.")] = None,
@@ -118,6 +138,9 @@ def train(
     seed: Setting[int] = None,
     out: Setting[str] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write trace.json, a timeline for Perfetto.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings of this run as a run file, and train nothing.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a model, evaluate it, and write a run directory with a report."""
@@ -129,6 +152,9 @@ def train(
             "keep": keep, "device": device, "seed": seed, "out": out,
         }  # fmt: skip
         config = _configured(run, {SETTINGS[name]: value for name, value in given.items()})
+        if print_config:
+            _print_config(config, as_json)
+            return
         from hotrows.train.run import run as run_training
 
         finished = run_training(config, trace=trace)
@@ -143,7 +169,9 @@ def train(
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
-    data: Annotated[str | None, typer.Option(help="Another data set of the same columns.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help=f"Another data set of the same columns: a prepared directory, {SYNTHETIC}.")
+    ] = None,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     as_json: JsonFlag = False,
 ) -> None:
@@ -161,7 +189,7 @@ def evaluate(
     _print_json(as_json, found)
 
 
-app.command()(reproduce)
+app.command(cls=ReproduceCommand)(reproduce)
 
 
 @app.command()
@@ -184,6 +212,16 @@ def _configured(path: Path | None, overrules: dict[str, Any]) -> Any:
             section, _, name = key.rpartition(".")
             (content[section] if section else content)[name] = value
     return RunConfig.from_dict(content, "options")
+
+
+def _print_config(config: Any, as_json: bool) -> None:
+    """Print a run file, or one JSON object with the same settings, if they are allowed."""
+    from hotrows.train.optimizers import check_optimizers
+
+    config.check()
+    check_optimizers(config)
+    content = config.to_json()
+    sys.stdout.write(json_text(content) + "\n" if as_json else as_run_file(content))
 
 
 def _print_json(wanted: bool, content: dict[str, Any]) -> None:

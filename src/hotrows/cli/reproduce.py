@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from hotrows.cli.errors import reported_plainly
 from hotrows.json_text import json_text
@@ -13,12 +14,25 @@ if TYPE_CHECKING:
     from hotrows.reproduce.bench import Bench
     from hotrows.reproduce.experiment import Experiment, Result
 
+FIGURES_HELP = "Run in this order; by default all of them."
+
+
+class ReproduceCommand(typer.core.TyperCommand):
+    """A command whose help lists the figures of each paper. They are imported when the help is shown."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from hotrows.reproduce import PAPERS
+
+        listed = (f"{name} {', '.join(each.name for each in paper.experiments)}" for name, paper in PAPERS.items())
+        for parameter in self.params:
+            if parameter.name == "figures":
+                parameter.help = f"{FIGURES_HELP} Allowed: for {'; for '.join(listed)}."  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
 
 def reproduce(
     paper: Annotated[str | None, typer.Argument(help="freqcache or heca.")] = None,
-    figures: Annotated[
-        list[str] | None, typer.Argument(help="Such as fig9 table1, run in this order; by default all of them.")
-    ] = None,
+    figures: Annotated[list[str] | None, typer.Argument(help=FIGURES_HELP)] = None,
     scale: Annotated[str, typer.Option(help="small: minutes on a CPU; full: the paper's sizes, for a GPU.")] = "small",
     data: Annotated[
         str | None, typer.Option(help="A prepared directory in place of the synthetic Criteo Kaggle.")

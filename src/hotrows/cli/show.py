@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -38,16 +39,24 @@ class Steps:
 
 def show_prepared(report: "PrepareReport") -> None:
     print_line = Console(highlight=False).print
-    print_line(f"[bold]{report.out}[/bold] is ready: {report.num_rows:,} lines in {report.seconds:.1f} s")
+    print_line(f"[bold]{escape(str(report.out))}[/bold] is ready: {report.num_rows:,} lines in {report.seconds:.1f} s")
     table = _pairs()
     for split, num in report.num_samples.items():
         table.add_row(split, f"{num:,} samples")
     table.add_row("ids", f"{sum(report.num_ids.values()):,} in {len(report.num_ids)} tables")
     print_line(table)
+    if report.lookups is not None:
+        print_line("lookups of values that the vocabulary does not have, which got the rare id:")
+        table = _pairs()
+        for name, found in report.lookups.items():
+            share = f"{found.num_new / found.num:.2%}" if found.num else "none"
+            table.add_row(f"  {escape(name)}", f"{found.num_new:,} of {found.num:,} ({share})")
+        print_line(table)
     if report.num_skipped:
         print_line(f"[yellow]skipped {report.num_skipped:,} bad lines:[/yellow]")
     for skipped in report.skipped:
-        print_line(f"  {skipped.num_rows:,}: {skipped.reason} (first: {skipped.path}, line {skipped.line})")
+        first = f"(first: {skipped.path}, line {skipped.line})"
+        print_line(escape(f"  {skipped.num_rows:,}: {skipped.reason} {first}"))
 
 
 def show_run(run: "Run") -> None:
@@ -73,7 +82,7 @@ def show_run(run: "Run") -> None:
         table.add_row(name, text)
     table.add_row("moved", f"{readable(cache['bytes_in'])} in, {readable(cache['bytes_out'])} out")
     table.add_row("memory", f"{readable(summary['device_memory'])} device, {readable(summary['host_memory'])} host")
-    table.add_row("report", str(run.directory / "report.html"))
+    table.add_row("report", escape(str(run.directory / "report.html")))
     Console().print(table)
 
 

@@ -1,10 +1,10 @@
 """The part of `hotrows train --help` that the settings of a run and the registry of strategies decide."""
 
-import json
-from dataclasses import MISSING
 from typing import Any
 
 import typer.core
+
+from hotrows.cli.toml_text import as_toml
 
 # The options that set one setting of a run file each: their help is that of the setting.
 SETTINGS = {
@@ -72,10 +72,3 @@ def show_settings() -> None:
             line = f"{setting.name} = {as_toml(setting.default)}"
             table.add_row(f"[cyan]{escape(line)}[/]", escape(setting.full_help))
         console.print(table)
-
-
-def as_toml(value: Any) -> str:
-    """A default in the syntax of a run file. TOML has no null, so a run file leaves out a setting that is None."""
-    if value is MISSING:
-        return "(required)"
-    return "(left out)" if value is None else json.dumps(value, ensure_ascii=False)

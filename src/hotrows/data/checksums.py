@@ -16,6 +16,7 @@ from hotrows.json_text import json_text
 ADVICE = "copy the directory again, or prepare the data again"
 SECTIONS = "row_group_checksums"
 OWN_CHECKSUM = "checksum"
+VOCABULARY_CHECKSUMS = "vocabulary_checksums"
 _CHUNK_BYTES = 1 << 20
 
 
@@ -69,6 +70,25 @@ def read_sections(path: Path, described: list[list[int]]) -> list[Section]:
 def sha256_of_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksum_of_vocabulary(path: Path) -> str:
+    """The SHA-256 of the values of a vocabulary in the order of their ids.
+
+    Files with the same ids for the same values have the same, whatever their counts are and whichever engine has
+    written them.
+    """
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    lengths, texts = hashlib.sha256(), hashlib.sha256()
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(1 << 16, columns=["value"]):
+            values = batch.column(0)
+            # A value that is missing has the length -1, which tells it from one that is empty.
+            lengths.update(pc.fill_null(pc.binary_length(values), -1).to_numpy().astype("<i8"))
+            texts.update("".join(value for value in values.to_pylist() if value is not None).encode())
+    return hashlib.sha256(lengths.digest() + texts.digest()).hexdigest()
 
 
 def sha256_of_description(description: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Data sets by name: a prepared directory or a synthetic data set."""
 
 import logging
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,14 @@ class PreparedDataSet:
         elif not described.sections:
             _warn_of_missing_checksums(directory)
         self._row_groups = cache(self._list_row_groups)
+
+    @property
+    def vocabulary_checksums(self) -> Mapping[str, str] | None:
+        """A checksum of the values and ids of every table. Tables with equal ones mean the same by an id.
+
+        None if an earlier version of hotrows has prepared the data.
+        """
+        return self._description.vocabulary_checksums
 
     def with_schema(self, schema: Schema) -> "PreparedDataSet":
         """The same samples with other table sizes."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotrows.data.checksums import ADVICE, SECTIONS, Section, check_description, read_sections
+from hotrows.data.checksums import ADVICE, SECTIONS, VOCABULARY_CHECKSUMS, Section, check_description, read_sections
 from hotrows.data.schema import SPLITS, Column, Schema
 from hotrows.data.shapes import SHAPES
 from hotrows.data.synthetic import PREFIX
@@ -24,6 +24,8 @@ class Description:
         vocabularies: the file of every table's vocabulary.
         sizes, checksums: the bytes and the SHA-256 of every file; empty if an earlier version has prepared the data.
         sections: the sections of every shard in the order of the file, the footer last; empty likewise.
+        vocabulary_checksums: a checksum of the values and ids of every table; None if an earlier version has prepared
+            the data.
     """
 
     directory: Path
@@ -35,6 +37,7 @@ class Description:
     sizes: Mapping[str, int]
     checksums: Mapping[str, str]
     sections: Mapping[str, list[Section]]
+    vocabulary_checksums: Mapping[str, str] | None
 
     @property
     def shards(self) -> list[str]:
@@ -65,6 +68,7 @@ def read_description(directory: Path) -> Description:
             sections={
                 name: read_sections(directory / name, found) for name, found in content.get(SECTIONS, {}).items()
             },
+            vocabulary_checksums=_read_texts(content.get(VOCABULARY_CHECKSUMS)),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): prepare the data again") from error
@@ -117,6 +121,10 @@ def _read(directory: Path) -> dict[str, Any]:
         )
     check_description(path, content)
     return dict(content)
+
+
+def _read_texts(described: dict[str, Any] | None) -> dict[str, str] | None:
+    return None if described is None else {table: str(checksum) for table, checksum in described.items()}
 
 
 def _read_schema(described: dict[str, Any]) -> Schema:

@@ -91,10 +91,18 @@ class Loader(Protocol):
 
 
 class DataSet(Protocol):
+    """Samples in three splits: `train`, `valid` and `test`.
+
+    Attributes:
+        name: what to call it in a report.
+        schema: its columns.
+    """
+
     name: str
     schema: Schema
 
-    def num_samples(self, split: str) -> int: ...
+    def num_samples(self, split: str) -> int:
+        """How many samples a split has, which may be none."""
 
     def loader(
         self,
@@ -106,7 +114,14 @@ class DataSet(Protocol):
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = False,
-    ) -> Loader: ...
+    ) -> Loader:
+        """The batches of a split.
+
+        Args:
+            shuffle: draw the order of the samples anew in each epoch, from the seed and the number of the epoch.
+            rank, world_size: read only this share of the samples. The shares of all ranks are disjoint.
+            drop_last: leave out samples that do not fill a batch on every rank.
+        """
 
     def counts(self) -> dict[str, Tensor]:
         """How often each id of each table occurs in the training split, int64 [rows] by table; may be an estimate."""

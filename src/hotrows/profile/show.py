@@ -16,11 +16,12 @@ def show(profile: Profile, console: "Console | None" = None) -> None:
     """Print it with rich."""
     from rich.columns import Columns
     from rich.console import Console
+    from rich.markup import escape
 
     console = console or Console()
     console.print(
-        f"[bold]{profile.data}[/bold]: {profile.num_samples:,} samples read, {len(profile.columns)} categorical "
-        f"columns, {profile.pooled.num_ids:,} rows"
+        f"[bold]{escape(profile.data)}[/bold]: {profile.num_samples:,} samples read, {len(profile.columns)} "
+        f"categorical columns, {profile.pooled.num_ids:,} rows"
     )
     console.print(_titled("How ids are used: accesses by the most frequent ids", _columns(profile)))
     kept = _titled("What deduplication keeps", _deduplication(profile))
@@ -34,6 +35,8 @@ def show(profile: Profile, console: "Console | None" = None) -> None:
 
 
 def _columns(profile: Profile) -> "Table":
+    from rich.markup import escape
+
     table = _table()
     table.add_column("column")
     table.add_column("rows", justify="right")
@@ -41,8 +44,8 @@ def _columns(profile: Profile) -> "Table":
         table.add_column(f"top {share * 100:.4g}%", justify="right")
     table.add_column(f"ids for {HOT_SHARE:.0%}", justify="right")
     for column in profile.columns:
-        shared = "" if column.table == column.name else f" [dim]({column.table})[/dim]"
-        table.add_row(column.name + shared, *_cells(column.skew))
+        shared = "" if column.table == column.name else f" [dim]({escape(column.table)})[/dim]"
+        table.add_row(escape(column.name) + shared, *_cells(column.skew))
     table.add_section()
     table.add_row("all", *_cells(profile.pooled), style="bold")
     return table

@@ -11,7 +11,8 @@ from typing import Any
 from hotrows.cache.capacity import check_cache
 from hotrows.data.shapes import SHAPES
 from hotrows.data.synthetic import PREFIX
-from hotrows.models import MODELS, options_of
+from hotrows.models import MODELS, find_model, options_of
+from hotrows.models.own import FORM
 from hotrows.optim import OPTIMIZERS
 from hotrows.options import check_options, option
 from hotrows.stores.init import check_init
@@ -45,7 +46,7 @@ class ModelConfig:
         options: the model's own, such as the widths of its layers. In a run file they are settings of this section.
     """
 
-    name: str = option("dlrm", "The model.", choices=MODELS)
+    name: str = option("dlrm", "The model.", choices=MODELS, also=f"a class of your own as {FORM}")
     dim: int | None = option(
         None, "The width of the embedding rows. Left out, the model's own.", least=1, most=LARGEST_DIM
     )
@@ -202,6 +203,7 @@ class RunConfig:
             settings = getattr(self, name, None) or self.options.get(name)
             if settings is not None:
                 check_options(settings, name)
+        find_model(self.model.name, "model.name")
         check_cache(self.cache.size)
         check_init(self.model.init)
         if self.train.keep == "best" and not self.save:
@@ -261,8 +263,8 @@ def _split_model_options(section: Any, where: str) -> tuple[Any, dict[str, Any]]
     common = {each.name for each in dataclasses.fields(ModelConfig)} - {"options"}
     settings = {key: value for key, value in section.items() if key not in common}
     name = section.get("name", ModelConfig.name)
-    if settings and name in MODELS:
-        known = options_of(name)
+    if settings and isinstance(name, str):
+        known = options_of(name, f"{where}: [model]: name")
         refuse_unknown_keys(settings, {*common, *known}, f"{where}: [model]")
         settings = {
             key: _option_value(value, known[key].default, f"{where}: [model]: {key}") for key, value in settings.items()
@@ -280,7 +282,9 @@ def _option_value(value: Any, default: Any, where: str) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{where} is {value!r}, it must be a number")
         return float(value)
-    return whole_number(value, where)
+    if isinstance(default, int) and not isinstance(default, bool):
+        return whole_number(value, where)
+    return value  # the model checks it
 
 
 def _plain(value: Any) -> Any:

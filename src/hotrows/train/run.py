@@ -19,7 +19,8 @@ from hotrows.data.description import DESCRIPTION
 from hotrows.data.schema import SPLITS, DataSet, Schema
 from hotrows.data.synthetic import PREFIX
 from hotrows.errors import NotFiniteError
-from hotrows.models import Model, make_model
+from hotrows.models import MODELS, Model, make_model
+from hotrows.models.own import check_logits
 from hotrows.report import write_report
 from hotrows.runtime.defer_sigint import defer_sigint
 from hotrows.stores.memory_checks import available_memory, require_memory
@@ -33,6 +34,7 @@ from hotrows.train.save import MODEL_FILE, check_room, load_model, save_failure,
 from hotrows.train.termination import ended_by_signals
 from hotrows.train.timeline import Timeline
 from hotrows.train.trainer import Observer, Outcome, Parts, Trainer, evaluate
+from hotrows.train.vocabulary import check_vocabulary, vocabulary_of
 
 logger = logging.getLogger("hotrows")
 
@@ -90,7 +92,7 @@ def _run(
         observers.append(ProgressBar())
     trainer = Trainer(config, data, parts, strategy, observers, timeline)
     if config.save:
-        trainer.after_training = lambda: save_model(directory, parts, data.schema.dense)
+        trainer.after_training = lambda: save_model(directory, parts, data.schema.dense, vocabulary_of(data))
         trainer.restore = lambda: _load_into(parts, load_model(directory))
     try:
         outcome = trainer.train()
@@ -128,6 +130,8 @@ def build(config: RunConfig, schema: Schema, device: torch.device, strategy: Str
     torch.manual_seed(config.seed)
     set_matmul_precision(config.train.precision)
     model = _make_model(config, schema).to(device)
+    if config.model.name not in MODELS:
+        check_logits(config.model.name, model, len(schema.dense), len(schema.categorical))
     rows = make_row_optimizer(config.optimizer)
     tables = [replace(table, init=config.model.init) for table in schema.embedding_tables]
     bags = strategy.make_bags(tables, model.embedding_dim, rows, device, config.seed)
@@ -138,7 +142,10 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     """Evaluate the model of a run in the run's precision.
 
     Args:
-        data: a data set with the same columns; None takes the one that the run was trained on.
+        data: a data set with the same columns and the same vocabulary; None takes the one that the run was trained on.
+
+    Raises:
+        ValueError: such as a data set that was prepared with another vocabulary.
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}: known are {', '.join(SPLITS)}")
@@ -148,6 +155,7 @@ def evaluate_run(directory: Path, data: str | None = None, split: str = "test") 
     saved = load_model(directory)
     dataset: DataSet = _open_again(config.data) if data is None else open_dataset(data)
     schema = _schema_of_model(dataset, saved)
+    check_vocabulary(dataset, saved.get("vocabulary"), config.data)
     if isinstance(dataset, PreparedDataSet):
         dataset = dataset.with_schema(schema)
     elif any(dataset.schema.tables[name] > num_rows for name, num_rows in schema.tables.items()):
@@ -302,8 +310,13 @@ def _listed(names: list[str]) -> str:
 
 def _check_dense_memory(config: RunConfig, schema: Schema, device: torch.device) -> None:
     """Raise if the dense part does not fit. A model on the meta device has shapes, and no memory."""
-    with torch.device("meta"):
-        model = _make_model(config, schema)
+    try:
+        with torch.device("meta"):
+            model = _make_model(config, schema)
+    except RuntimeError:
+        if config.model.name in MODELS:
+            raise
+        return  # The constructor of a user's model may read values, which the meta device does not have.
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     advice = "choose a smaller model.dim"
     require_memory("the weights of the dense part", num_bytes, available_memory(device), f"memory on {device}", advice)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,14 @@ def check_room(directory: Path, parts: Parts) -> None:
         )
 
 
-def save_model(directory: Path, parts: Parts, dense: Sequence[str]) -> None:
+def save_model(
+    directory: Path, parts: Parts, dense: Sequence[str], vocabulary: Mapping[str, str] | None = None
+) -> None:
     """Write everything that `evaluate_run` needs into the run directory.
 
     Args:
         dense: the dense columns, in the order of the model's inputs.
+        vocabulary: what `vocabulary_of` says of the data that the model was trained on.
 
     Raises:
         NotFiniteError: a value is NaN or infinite. Then nothing is written, and an earlier model.pt stays.
@@ -86,6 +89,7 @@ def save_model(directory: Path, parts: Parts, dense: Sequence[str]) -> None:
                 "tables": {table.name: table.num_rows for table in parts.bags.tables},
                 "columns": list(parts.bags.features),
                 "dense": list(dense),
+                "vocabulary": None if vocabulary is None else dict(vocabulary),
             },
             part,
         )
@@ -124,6 +128,9 @@ _SAVED: dict[str, type] = {"model": dict, "bags": dict, "tables": dict, "columns
 
 def _is_saved_model(saved: dict[Any, Any]) -> bool:
     if not all(isinstance(saved.get(key), kind) for key, kind in _SAVED.items()):
+        return False
+    vocabulary = saved.get("vocabulary") or {}  # earlier versions saved none
+    if not isinstance(vocabulary, dict) or not all(isinstance(checksum, str) for checksum in vocabulary.values()):
         return False
     names = (*saved["model"], *saved["bags"], *saved["tables"], *saved["columns"], *saved["dense"])
     return all(isinstance(name, str) for name in names) and all(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ibis
 
+from hotrows.data.prepare.column_names import check_header
 from hotrows.data.prepare.files import check_first_line, header_fields
 from hotrows.data.prepare.log import YYMMDDHH, Expression, Log, LogFile, Problem, Table, bad_label, column
 
@@ -39,6 +40,7 @@ def avazu(paths: tuple[Path, ...]) -> Log:
 
 def _file(path: Path) -> LogFile:
     fields = header_fields(path, ",", NEEDED)
+    check_header(path, NEEDED, fields, any_case=False)
     check_first_line(path, ",", len(fields), f"{len(fields)} fields, as in the header")
     columns = {name: "number" if name == "click" else "text" for name in fields}
     return LogFile(path, columns, ",", header=True)  # type: ignore[arg-type]

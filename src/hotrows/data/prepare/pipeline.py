@@ -1,7 +1,7 @@
 """`prepare`, from top to bottom: read, check, order, split, count, encode, write."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -10,17 +10,19 @@ from typing import Any
 import ibis
 
 import hotrows
+from hotrows.data.checksums import VOCABULARY_CHECKSUMS, checksum_of_vocabulary
 from hotrows.data.directories import check_directory
 from hotrows.data.prepare import expressions
 from hotrows.data.prepare.column_names import file_stems, table_name
 from hotrows.data.prepare.engines import Engine, Part, connect
 from hotrows.data.prepare.errors import BadInputError, OutputError
 from hotrows.data.prepare.files import line_of_record, list_files
+from hotrows.data.prepare.given_vocabulary import GivenVocabulary, count_lookups, read_vocabulary, write_recounted
 from hotrows.data.prepare.gzip_check import gzip_checked
 from hotrows.data.prepare.log import History, Log, LogFile, Table
 from hotrows.data.prepare.order import is_sorted
 from hotrows.data.prepare.output import new_directory, write_description
-from hotrows.data.prepare.report import PrepareReport, Skipped
+from hotrows.data.prepare.report import Lookups, PrepareReport, Skipped
 from hotrows.data.prepare.splits import Splits, at_random, before, by_time, check_fractions
 from hotrows.data.prepare_defaults import DEFAULTS, PrepareDefaults
 from hotrows.data.schema import SPLITS, Column, Schema
@@ -46,6 +48,7 @@ def prepare(
     memory_limit: str = DEFAULTS.memory_limit,
     on_error: str = DEFAULTS.on_error,
     config: Path | None = None,
+    vocabulary: str | Path | None = None,
     progress: Progress | None = None,
 ) -> PrepareReport:
     """Make a data set of a click log: shards, vocabularies and `dataset.json` in the new directory `out`.
@@ -60,6 +63,8 @@ def prepare(
         memory_limit: the memory that the engine may use before it spills to disk, beside `out`.
         on_error: `stop` at the first bad line, or `skip` all of them and report how many.
         config: for `table`, the TOML file that names the columns.
+        vocabulary: a prepared data set, whose vocabulary is used in place of one of this log's own. So a model that was
+            trained on that data set can be evaluated on this one. A value that it does not have gets the rare id.
         progress: called with the name of the current step and the share of it that is done, 0 to 1.
     """
     started = time.perf_counter()
@@ -69,28 +74,26 @@ def prepare(
     input, out = Path(input), _free(out)
     on_progress = progress or (lambda phase, done: None)
     log = open_log(kind, list_files(input), config)
-    options = asdict(chosen)
-    del options["engine"]
+    given = _given_vocabulary(vocabulary, log, min_count)
+    options = {name: value for name, value in asdict(chosen).items() if name != "engine"}
     with new_directory(out) as directory:
         work = directory / "work"
         running = connect(engine, memory_limit, work)
         try:
-            job = _Job(running, log, directory, work, on_error == "skip", on_progress)
-            rows = job.read_in_order()
-            splits = job.split(rows, split, valid, test, seed)
-            schema = job.count(rows, splits, min_count)
-            files = job.write(rows, splits, schema)
+            job = _Job(running, log, directory, work, on_error == "skip", on_progress, given)
+            schema, files = job.run(chosen)
         finally:
             running.close()
         rmtree(work)
         num_samples = {name: sum(Part.of_file(path).num_rows for path in files[name]) for name in SPLITS}
         on_progress("finishing", 0.0)
+        lookups = job.recount(schema, files)
         description = job.describe(schema, files, num_samples)
         description["source"] |= {"kind": kind, "options": options, "engine": engine}
         write_description(directory, description)
     on_progress("finishing", 1.0)
     skipped, seconds = tuple(job.skipped), time.perf_counter() - started
-    return PrepareReport(log.name, out, job.num_read, skipped, schema.tables, num_samples, seconds)
+    return PrepareReport(log.name, out, job.num_read, skipped, schema.tables, num_samples, seconds, lookups)
 
 
 def _free(out: str | Path) -> Path:
@@ -102,6 +105,17 @@ def _free(out: str | Path) -> Path:
     if directory.exists():
         raise OutputError(f"{directory} exists already: choose another directory, or remove it first")
     return directory
+
+
+def _given_vocabulary(directory: str | Path | None, log: Log, min_count: int) -> GivenVocabulary | None:
+    if directory is None:
+        return None
+    if min_count != DEFAULTS.min_count:
+        raise ValueError(
+            f"min_count is {min_count}, and the vocabulary of {directory} was made with a min_count of its own: leave "
+            "one of them out"
+        )
+    return read_vocabulary(Path(directory), log)
 
 
 def open_log(kind: str, paths: tuple[Path, ...], config: Path | None) -> Log:
@@ -131,8 +145,9 @@ class _Job:
     """The phases of one run. They share the engine, the log and a working directory."""
 
     def __init__(
-        self, engine: Engine, log: Log, directory: Path, work: Path, skip: bool, on_progress: Progress
-    ) -> None:
+        self, engine: Engine, log: Log, directory: Path, work: Path, skip: bool, on_progress: Progress,
+        given: GivenVocabulary | None,
+    ) -> None:  # fmt: skip
         self.engine = engine
         self.log = log
         self.directory = directory
@@ -142,7 +157,15 @@ class _Job:
         self.skipped: list[Skipped] = []
         self.num_read = 0
         stems = file_stems(tuple(log.categorical))
+        self.given = given
         self.vocabularies = {name: directory / "vocabulary" / f"{stem}.parquet" for name, stem in stems.items()}
+
+    def run(self, options: PrepareDefaults) -> tuple[Schema, dict[str, tuple[Path, ...]]]:
+        """All phases that need the engine. Returns the columns, and the shards of every split."""
+        rows = self.read_in_order()
+        splits = self.split(rows, options.split, options.valid, options.test, options.seed)
+        schema = self.count(rows, splits, options.min_count)
+        return schema, self.write(rows, splits, schema)
 
     def read_in_order(self) -> _Rows:
         """Read every file, check every row, and leave out the bad ones or stop at the first."""
@@ -185,26 +208,30 @@ class _Job:
         return before(last_day, rows.num_rows, round(rows.num_rows * valid))
 
     def count(self, rows: _Rows, splits: Splits, min_count: int) -> Schema:
-        """Write the vocabulary of every table. Only the training split is counted."""
+        """Write the vocabulary of every table, if none was given. Only the training split is counted."""
         (self.directory / "vocabulary").mkdir()
-        table = self.engine.table(rows.parts, self.log.columns)
+        if self.given is not None:
+            return self._schema(self.given.num_ids)
+        tables = self._occurrences(self.engine.table(rows.parts, self.log.columns), splits)
+        num_done = 0
+        for samples, names in tables:
+
+            def report(part: float, num_done: int = num_done, num: int = len(names)) -> None:
+                self.on_progress("counting", (num_done + part * num) / len(self.vocabularies))
+
+            self.engine.write_vocabularies(
+                samples,
+                {name: self.vocabularies[name] for name in names},
+                lambda occurrences: expressions.vocabulary(occurrences, min_count),
+                report,
+            )
+            num_done += len(names)
+        return self._schema({name: Part.of_file(path).num_rows for name, path in self.vocabularies.items()})
+
+    def _schema(self, num_ids: Mapping[str, int]) -> Schema:
+        """The columns of the data set, from the number of ids in each categorical column of the log."""
+        columns = [Column(name, num_ids[name], table_name(name)) for name in self.log.categorical]
         if self.log.history:
-            samples = self._with_lookups(table, self.log.history, splits)
-        else:
-            training = table.filter(splits.contains("train", table.row))
-            texts = {name: make(training) for name, make in self.log.categorical.items()}
-            samples = training.select(**texts, _weight=ibis.literal(1))
-        self.engine.write_vocabularies(
-            samples,
-            self.vocabularies,
-            lambda occurrences: expressions.vocabulary(occurrences, min_count),
-            lambda done: self.on_progress("counting", done),
-        )
-        columns = [
-            Column(name, Part.of_file(path).num_rows, table_name(name)) for name, path in self.vocabularies.items()
-        ]
-        if self.log.history:
-            num_ids = {column.name: column.num_ids for column in columns}
             for name, of in self.log.history.sequences.items():
                 columns.append(Column(name, num_ids[of], table_name(of), self.log.history.length))
         return Schema(tuple(self.log.dense), tuple(columns))
@@ -241,6 +268,15 @@ class _Job:
             raise ValueError(f"{rows.num_rows} rows leave none for training: take smaller fractions for valid and test")
         return files
 
+    def recount(self, schema: Schema, files: Mapping[str, Sequence[Path]]) -> dict[str, Lookups] | None:
+        """Write a vocabulary that was given, with the counts of this training split. Returns what was looked up."""
+        if self.given is None:
+            return None
+        found = count_lookups(files, schema)
+        for name, path in self.vocabularies.items():
+            write_recounted(self.given.files[name], path, found.training[table_name(name)])
+        return dict(found.columns)
+
     def describe(
         self, schema: Schema, files: dict[str, tuple[Path, ...]], num_samples: dict[str, int]
     ) -> dict[str, Any]:
@@ -260,11 +296,15 @@ class _Job:
                 table_name(name): path.relative_to(self.directory).as_posix()
                 for name, path in self.vocabularies.items()
             },
+            VOCABULARY_CHECKSUMS: {
+                table_name(name): checksum_of_vocabulary(path) for name, path in self.vocabularies.items()
+            },
             "source": {
                 "input": [str(file.path) for file in self.log.files],
                 "hotrows": hotrows.__version__,
                 "rows_read": self.num_read,
                 "rows_skipped": {skipped.reason: skipped.num_rows for skipped in self.skipped},
+                **({"vocabulary": str(self.given.directory)} if self.given is not None else {}),
             },
         }
 
@@ -289,7 +329,8 @@ class _Job:
             if num_rows := found[f"count_{number}"] or 0:
                 row = found[f"row_{number}"]
                 text = file.delimiter is not None
-                line = line_of_record(file.path, row, file.header, rejected_lines) if text else row + 1
+                quote = file.quote if self.engine.reads_line_breaks else ""
+                line = line_of_record(file, row, quote, rejected_lines) if text else row + 1
                 self._skip_or_stop(problem.reason, problem.expected, num_rows, file.path, line)
                 num_bad += num_rows
         return num_bad
@@ -299,16 +340,29 @@ class _Job:
             raise BadInputError(path, reason, expected, line)
         self.skipped.append(Skipped(reason, num_rows, path, line, expected))
 
-    def _with_lookups(self, table: Table, history: History, splits: Splits) -> Table:
-        """The categories of all rows that training looks up. Column `_weight` is how often it does."""
+    def _occurrences(self, table: Table, splits: Splits) -> list[tuple[Table, list[str]]]:
+        """The values that training looks up: tables of some columns each, whose `_weight` is how often it does."""
+        log = self.log
+        in_histories = set(log.history.sequences.values()) if log.history else set()
+        training = table.filter(splits.contains("train", table.row))
+        texts = {name: make(training) for name, make in log.categorical.items() if name not in in_histories}
+        found = [(training.select(**texts, _weight=ibis.literal(1)), list(texts))] if texts else []
+        if log.history:
+            names = [name for name in log.categorical if name in in_histories]
+            found.append((self._with_lookups(table, log.history, splits, names), names))
+        return found
+
+    def _with_lookups(self, table: Table, history: History, splits: Splits, names: Sequence[str]) -> Table:
+        """The columns that histories are made of. A row is looked up by its own sample, and by the later ones."""
         samples = expressions.values(table, self.log)
         weight = expressions.lookups(samples, history, history.user, splits.contains("train", samples.row))
-        weighted = samples.select("row", *self.log.categorical, _weight=weight)
+        weighted = samples.select("row", *names, _weight=weight)
         parts = self.engine.store(weighted.filter(weighted._weight > 0), "weighted", ["row"])
-        return self.engine.table(parts, [*self.log.categorical, "_weight"])
+        return self.engine.table(parts, [*names, "_weight"])
 
     def _encode(self, table: Table) -> Table:
-        vocabularies = {name: self.engine.lookup(path) for name, path in self.vocabularies.items()}
+        files = self.vocabularies if self.given is None else self.given.files
+        vocabularies = {name: self.engine.lookup(path) for name, path in files.items()}
         samples = expressions.values(table, self.log)
         if self.log.history:
             # Rare users share an id, but each has a history of its own.

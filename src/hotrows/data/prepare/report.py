@@ -17,12 +17,25 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class Lookups:
+    """How many ids the samples have in a column, and how many of them are the rare id.
+
+    With the vocabulary of another data set, these are the values that it does not have: values that are new, and those
+    that were rare there.
+    """
+
+    num: int
+    num_new: int
+
+
+@dataclass(frozen=True)
 class PrepareReport:
     """What `prepare` has made.
 
     Args:
         num_rows: the lines that were read, the skipped ones included.
         num_ids: the rows of each table. A table that several columns share is there once.
+        lookups: by column, if the vocabulary of another data set was given; else None.
     """
 
     name: str
@@ -32,6 +45,7 @@ class PrepareReport:
     num_ids: dict[str, int]
     num_samples: dict[str, int]
     seconds: float
+    lookups: dict[str, Lookups] | None = None
 
     @property
     def num_skipped(self) -> int:

@@ -11,10 +11,11 @@ from typing import Any, Literal, cast
 
 from hotrows.data.prepare.column_names import check_column_names, check_header
 from hotrows.data.prepare.errors import BadInputError
-from hotrows.data.prepare.files import check_first_line, first_line, header_fields
+from hotrows.data.prepare.files import check_first_line, fields_of, first_line, header_fields
 from hotrows.data.prepare.log import Expression, Log, LogFile, Make, Table, bad_label, column, infinite, no_time
 from hotrows.options import describe_options, option, required
 
+MOST_DELIMITERS = 4  # characters, of DuckDB
 _TYPES = {str: "text", bool: "true or false", tuple[str, ...]: "list of texts, the names of columns"}
 
 
@@ -77,6 +78,11 @@ def _read(config: Path) -> TableSettings:
         _check_type(config, name, value, known[name].kind)
         if name in ("time", "delimiter", "columns") and not value:
             raise BadInputError(config, f"{name} is empty", f"a value, or no {name}")
+    delimiter = content.get("delimiter")
+    if delimiter is not None and (len(delimiter) > MOST_DELIMITERS or set(delimiter) & set('"\r\n\0')):
+        raise BadInputError(
+            config, f"delimiter is {delimiter!r}", f"1 to {MOST_DELIMITERS} characters, no quote and no line end"
+        )
     for name in ("label", "categorical"):
         if not content.get(name):
             raise BadInputError(config, f"no {name}", 'label = "a column" and categorical = ["columns"]')
@@ -107,8 +113,10 @@ def _csv_file(path: Path, needed: tuple[str, ...], settings: TableSettings) -> L
     numbers = {settings.label, *settings.dense}
     header = settings.columns is None
     time = settings.time
-    if time and _is_number(first_line(path, after=int(header)).rstrip("\r\n").split(delimiter)[fields.index(time)]):
-        numbers.add(time)
+    if time:
+        first = fields_of(path, first_line(path, after=int(header)), delimiter)
+        if fields.index(time) < len(first) and _is_number(first[fields.index(time)]):
+            numbers.add(time)
     check_header(path, needed, fields, any_case=False)
     # A column that is not read may have any name, also none or that of another column, as pandas' index has.
     columns: dict[str, Literal["number", "text"]] = {

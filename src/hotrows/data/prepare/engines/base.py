@@ -49,7 +49,14 @@ class Read:
 
 
 class Engine(Protocol):
+    """What runs the expressions.
+
+    Attributes:
+        reads_line_breaks: a field in quotes may have line breaks.
+    """
+
     name: str
+    reads_line_breaks: bool
 
     def read(self, file: LogFile, columns: Sequence[str], name: str) -> Read:
         """Store the columns of a text file under a new name, in the order of the lines."""

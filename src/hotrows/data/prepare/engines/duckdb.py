@@ -1,6 +1,7 @@
 """Prepare on DuckDB: in this process, out of core under a memory limit."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,13 @@ from ibis.backends.duckdb import Backend
 
 from hotrows.data.prepare.engines.base import ROWS_PER_GROUP, Part, Read, Rejected
 from hotrows.data.prepare.errors import BadInputError, OutputError
-from hotrows.data.prepare.files import is_gzip, last_readable_line, lines_of_records
+from hotrows.data.prepare.files import (
+    is_gzip,
+    last_readable_line,
+    lines_of_numbers,
+    lines_of_records,
+    mixed_line_end,
+)
 from hotrows.data.prepare.log import Expression, LogFile, Table
 
 _NO_NUMBER = "_no_number"
@@ -32,6 +39,7 @@ class DuckDB:
     """Stores rows in tables of a database in memory, which spills to a directory beyond the limit."""
 
     name = "duckdb"
+    reads_line_breaks = True
 
     def __init__(self, memory_limit: str, work: Path) -> None:
         spill = work / "spill"
@@ -40,6 +48,7 @@ class DuckDB:
         self._connection: duckdb.DuckDBPyConnection = self._ibis.con
         self._connection.execute("SET enable_progress_bar = false")
         self._num_views = 0
+        self._memory_limit = memory_limit
 
     def read(self, file: LogFile, columns: Sequence[str], name: str) -> Read:
         types = ", ".join(f"{_text(name)}: 'VARCHAR'" for name in file.columns)
@@ -61,7 +70,7 @@ class DuckDB:
             )
         except (duckdb.IOException, duckdb.InvalidInputException) as error:
             if not is_gzip(file.path):
-                raise BadInputError(file.path, str(error), "a complete text file") from error
+                raise _unreadable(file.path, error) from error
             line = last_readable_line(file.path)
             raise BadInputError(file.path, "the compressed file breaks off", "a complete .gz", line) from error
         rejected, lines = self._rejects(file)
@@ -74,15 +83,16 @@ class DuckDB:
         return self._view(self._rows(parts, columns, rows))
 
     def scan(self, parts: Sequence[Part], column: str) -> Iterator[pa.Array]:
-        found = self._connection.sql(f"SELECT {_name(column)} FROM ({self._rows(parts, [column], None)})")
-        for batch in found.to_arrow_reader(1 << 20):
-            yield batch.column(0)
+        with _reported(self._memory_limit):
+            found = self._connection.sql(f"SELECT {_name(column)} FROM ({self._rows(parts, [column], None)})")
+            for batch in found.to_arrow_reader(1 << 20):
+                yield batch.column(0)
 
     def lookup(self, path: Path) -> Table:
         return self._view(f"SELECT * FROM read_parquet({_text(str(path))})")
 
     def fetch(self, expression: Expression) -> dict[str, Any]:
-        with _reported():
+        with _reported(self._memory_limit):
             return self._ibis.to_pyarrow(expression).to_pylist()[0]  # type: ignore[no-any-return]
 
     def store(self, expression: Table, name: str, order_by: Sequence[str]) -> tuple[Part, ...]:
@@ -96,7 +106,7 @@ class DuckDB:
         build: Callable[[Table], Table],
         progress: Callable[[float], None],
     ) -> None:
-        self._ibis.create_view("_samples", samples)
+        self._ibis.create_view("_samples", samples, overwrite=True)
         query = ""
         for number, (name, path) in enumerate(targets.items()):
             progress(number / len(targets))
@@ -178,7 +188,7 @@ class DuckDB:
         return self._ibis.table(name)
 
     def _part(self, name: str) -> tuple[Part, ...]:
-        found = self._connection.execute(f"SELECT count(*) FROM {_name(name)}").fetchone()
+        found = self._run(f"SELECT count(*) FROM {_name(name)}").fetchone()
         assert found is not None
         return (Part(name, int(found[0])),)
 
@@ -186,44 +196,45 @@ class DuckDB:
         # DuckDB keeps the order of the rows when it writes a single file, not when it writes several.
         self._run(f"COPY ({query}) TO {_text(str(target))} ({_PARQUET})")
 
-    def _run(self, sql: str) -> None:
-        with _reported():
-            self._connection.execute(sql)
+    def _run(self, sql: str) -> duckdb.DuckDBPyConnection:
+        with _reported(self._memory_limit):
+            return self._connection.execute(sql)
 
     def _rejects(self, file: LogFile) -> tuple[tuple[Rejected, ...], frozenset[int]]:
         # A short line is listed once for every field that it lacks.
         lines = """
-            SELECT line, min_by(error_type, column_idx) AS error_type, min(column_idx) AS num_fields
+            SELECT line, min_by(error_type, coalesce(column_idx, 0)) AS error_type, min(column_idx) AS num_fields
             FROM rejects GROUP BY line
         """
-        found = self._connection.execute(
+        found = self._run(
             f"SELECT error_type, count(*), min(line), min_by(num_fields, line) FROM ({lines}) GROUP BY ALL"
         ).fetchall()
+        few = self._run("SELECT DISTINCT line FROM rejects ORDER BY line LIMIT 1000000").fetchall() if found else []
+        lines_by_number = lines_of_numbers(file, [*(row[2] for row in found), *(number for (number,) in few)])
         rejected = []
-        for kind, num_rows, line, num_fields in found:
+        for kind, num_rows, number, num_fields in found:
             expected = f"{len(file.columns)} fields"
             if kind == "MISSING COLUMNS" and num_rows == 1:
                 expected += f", found {num_fields}"
-            rejected.append(Rejected(_REASONS.get(str(kind), str(kind).lower()), expected, num_rows, line))
-        numbers: frozenset[int] = frozenset()
-        if rejected:
-            few = self._connection.execute("SELECT DISTINCT line FROM rejects ORDER BY line LIMIT 1000000").fetchall()
-            numbers = frozenset(line for (line,) in few)
-        return tuple(rejected), numbers
+            if kind == "LINE SIZE OVER MAXIMUM":
+                expected = f"lines of at most {_BYTES_PER_TASK:,} bytes"
+            reason = _REASONS.get(str(kind), str(kind).lower())
+            rejected.append(Rejected(reason, expected, num_rows, lines_by_number[number]))
+        return tuple(rejected), frozenset(lines_by_number.values())
 
     def _take_out_no_numbers(
         self, file: LogFile, name: str, rejected_lines: frozenset[int]
     ) -> tuple[tuple[Rejected, ...], frozenset[int]]:
         """Remove the rows of a table that have a text where a number belongs."""
         source, is_bad = _name(name), f"{_NO_NUMBER} IS NOT NULL"
-        found = self._connection.execute(
+        found = self._run(
             f"SELECT {_NO_NUMBER}, count(*), min(rowid) FROM {source} WHERE {is_bad} GROUP BY ALL"
         ).fetchall()
         if not found:
             return (), frozenset()
-        few = self._connection.execute(f"SELECT rowid FROM {source} WHERE {is_bad} ORDER BY rowid LIMIT 1000000")
+        few = self._run(f"SELECT rowid FROM {source} WHERE {is_bad} ORDER BY rowid LIMIT 1000000")
         records = [record for (record,) in few.fetchall()]
-        lines = dict(zip(records, lines_of_records(file.path, records, file.header, rejected_lines), strict=True))
+        lines = dict(zip(records, lines_of_records(file, records, file.quote, rejected_lines), strict=True))
         self._run(f"CREATE TABLE _numbers AS SELECT * FROM {source} WHERE {_NO_NUMBER} IS NULL")
         self._run(f"DROP TABLE {source}")
         self._run(f"ALTER TABLE _numbers RENAME TO {source}")
@@ -235,17 +246,40 @@ class DuckDB:
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
-    """Say in the user's words that the disk or the memory is full."""
+def _reported(memory_limit: str) -> Iterator[None]:
+    """Say in the user's words that the disk or the memory is full. Ctrl-C is a KeyboardInterrupt."""
     try:
         yield
     except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
         if "No space left" in str(error) or "max_temp_directory_size" in str(error):
             raise OutputError(f"the disk is full: {error}") from error
         if isinstance(error, duckdb.OutOfMemoryException):
-            reason = str(error).splitlines()[0]
-            raise MemoryError(f"the engine needs more memory ({reason}): give a larger memory_limit") from error
+            raise MemoryError(
+                f"the engine needs more memory for this log than memory_limit={memory_limit} allows: give a larger "
+                f"one, such as {_more(memory_limit)} ({str(error).splitlines()[0]})"
+            ) from error
         raise
+    except RuntimeError as error:
+        if str(error) == "Query interrupted":
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _more(memory_limit: str) -> str:
+    """Twice a size, or 1GB if that is more."""
+    found = re.fullmatch(r"([0-9.]+) *([KMGT])i?B", memory_limit.strip(), re.IGNORECASE)
+    assert found
+    size = 2 * float(found[1]) / {"K": 1024**2, "M": 1024, "G": 1, "T": 1 / 1024}[found[2].upper()]
+    return f"{max(size, 1):g}GB"
+
+
+def _unreadable(path: Path, error: Exception) -> BadInputError:
+    """Why a text file cannot be read. DuckDB's message for line ends that differ does not say so."""
+    line = mixed_line_end(path)
+    if line is not None:
+        expected = "the same line ends in the whole file, as `dos2unix` makes"
+        return BadInputError(path, r"lines end in \n and in \r\n, and this is the first that differs", expected, line)
+    return BadInputError(path, str(error).splitlines()[0], "a complete text file")
 
 
 def _text(value: str) -> str:

@@ -29,6 +29,7 @@ class Spark:
     """Stores rows in Parquet files in the working directory."""
 
     name = "spark"
+    reads_line_breaks = False  # so that files are read in parts
 
     def __init__(self, memory_limit: str, work: Path) -> None:
         work.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ class Spark:
         self._session.conf.set("spark.sql.csv.parser.columnPruning.enabled", "false")
         self._ibis = ibis.pyspark.connect(self._session)
         self._work = work
-        self._num_views = 0
+        self._num_names = 0
 
     def read(self, file: LogFile, columns: Sequence[str], name: str) -> Read:
         types = ", ".join(f"{_name(name)} {_SQL_TYPES[kind]}" for name, kind in file.columns.items())
@@ -114,7 +115,9 @@ class Spark:
             for number, name in enumerate(targets)
         ]
         # One job writes all vocabularies, because most of them are small.
-        found = self._write_groups(reduce(DataFrame.union, vocabularies), len(targets), "id", "vocabularies")
+        self._num_names += 1
+        name = f"vocabularies-{self._num_names}"
+        found = self._write_groups(reduce(DataFrame.union, vocabularies), len(targets), "id", name)
         for number, path in enumerate(targets.values()):
             found[number].rename(path)
         progress(1.0)
@@ -160,8 +163,8 @@ class Spark:
         return self._session.sql(self._ibis.compile(expression))
 
     def _view(self, frame: DataFrame) -> Table:
-        self._num_views += 1
-        name = f"hotrows_{self._num_views}"
+        self._num_names += 1
+        name = f"hotrows_{self._num_names}"
         frame.createOrReplaceTempView(name)
         return self._ibis.table(name)
 
@@ -218,7 +221,7 @@ class Spark:
         if not found:
             return (), frozenset()
         records = [row["row"] for row in bad.select("row").orderBy("row").limit(1_000_000).collect()]
-        lines = dict(zip(records, lines_of_records(file.path, records, file.header), strict=True))
+        lines = dict(zip(records, lines_of_records(file, records, ""), strict=True))
         rejected = []
         for row in found:
             expected = f"{len(file.columns)} fields"
@@ -233,7 +236,11 @@ class Spark:
 def _reason(file: LogFile, fields: Column) -> Column:
     """Why a line is rejected: a wrong number of fields, or the first field that should be a number and is not."""
     num_fields = functions.size(fields)
-    reason = functions.when(num_fields < len(file.columns), "too few fields")
+    reason = functions.when(functions.lit(False), "")
+    if file.quote:
+        num_quotes = functions.size(functions.split(_BAD_LINE, re.escape(file.quote), -1)) - 1
+        reason = reason.when(num_quotes % 2 == 1, "a quote that does not end in its line, which Spark does not read")
+    reason = reason.when(num_fields < len(file.columns), "too few fields")
     reason = reason.when(num_fields > len(file.columns), "too many fields")
     for position, (name, kind) in enumerate(file.columns.items()):
         if kind == "number":
