@@ -179,3 +179,15 @@ def test_evaluating_where_the_class_is_not_says_so(directory: Path) -> None:
     assert "there is no module my_models in" in there.stderr
     here = subprocess.run([*program, "run"], cwd=directory, capture_output=True, text=True)
     assert here.returncode == 0, here.stderr
+
+
+def test_options_in_the_run_file(directory: Path) -> None:
+    run_file = directory / "run.toml"
+    run_file.write_text('[model]\nname = "my_models:NeedsMore"\nhidden = 3\n')
+    arguments = ["train", str(run_file), *DATA, "--max-steps", "2", "--out", "run"]
+    trained = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert trained.exit_code == 0, trained.output
+    run_file.write_text('[model]\nname = "my_models:NeedsMore"\nwidth = 3\n')
+    refused = CliRunner().invoke(app, ["train", str(run_file), *DATA, "--out", "other"])
+    assert refused.exit_code == 2
+    assert "[model]: unknown 'width'; known are dim, hidden, init, name" in refused.stderr
