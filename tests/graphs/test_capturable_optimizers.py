@@ -216,7 +216,7 @@ def test_the_same_optimizers_must_take_a_step_in_every_call():
     one, other = make("sgd"), make("sgd")
     dense = DenseOptimizers("cpu", adapts=True)
     dense.found({id(one): one})
-    with pytest.raises(CannotCaptureError, match="not the same optimizers"):
+    with pytest.raises(CannotCaptureError, match="does not call the same optimizers"):
         dense.found({id(one): one, id(other): other})
 
 
