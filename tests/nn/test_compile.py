@@ -102,7 +102,7 @@ def check(name: str, backend: str, looks_ahead: bool, compiles_step: bool = Fals
     assert losses == pytest.approx(expected, rel=0, abs=1e-6)
     torch.testing.assert_close(rows, expected_rows, rtol=0, atol=1e-5)
     assert (stats.batches, stats.misses) == (STEPS, expected_stats.misses)
-    assert stats.on_the_spot == (0 if looks_ahead else STEPS), "lookahead's plans are found by the ids of the batch"
+    assert stats.immediate_plans == (0 if looks_ahead else STEPS), "lookahead's plans are found by the ids of the batch"
 
 
 @pytest.mark.parametrize("looks_ahead", [False, True])
@@ -173,7 +173,7 @@ for compiles in (False, True):
     batches = torch.randint(50, (6, 8, 1))
     for ids in hotrows.lookahead(batches, bags, ids=lambda batch: batch):
         step(ids)
-    assert bags.stats().on_the_spot == 0
+    assert bags.stats().immediate_plans == 0
     found.append(bags.weight("a"))
 assert torch.equal(*found)
 """

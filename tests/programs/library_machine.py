@@ -327,7 +327,8 @@ class LibraryMachine(Machine):
         else:
             with torch.no_grad() if how == "no_grad" else torch.inference_mode():
                 outputs = [out.clone() for out in batch.look_up(module)]
-        assert not any(out.requires_grad for out in outputs)
+        needs_grad = how == "eval" and module.optimizer is not None  # as in PyTorch, where the weights need it
+        assert all(out.requires_grad == needs_grad for out in outputs)
         return _outputs(outputs)
 
     def _export(self, number: int, batch: LibraryBatch, frozen: bool) -> Seen:
