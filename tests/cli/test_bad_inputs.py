@@ -555,6 +555,7 @@ def test_prepare_that_is_interrupted_leaves_nothing(phase: str) -> None:
         import os, signal, threading
         from hotrows.cli.main import app
         from hotrows.cli.show import Steps
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests were started with it ignored
         show, seen = Steps.__call__, set()
         def interrupting(steps, step, done):
             show(steps, step, done)
