@@ -1,6 +1,7 @@
 """What a run has if nothing is said: rates by optimizer, a batch size by the size of the log, and what is kept."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,26 @@ def test_no_validation_split(settings: dict[str, Any], tmp_path: Path, monkeypat
 def test_the_best_model_without_saving() -> None:
     with pytest.raises(ValueError, match=r"train\.keep is 'best', which needs a saved model: set save = true"):
         config(train={"keep": "best"}, save=False).check()
+
+
+def test_an_interrupt_leaves_the_best_model_with_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It arrives as soon as the second evaluation is over, and what is said is that of the model on disk."""
+    add = Validation.add
+
+    def interrupting(self: Validation, step: int, result: dict[str, float]) -> bool:
+        is_best = add(self, step, result)
+        if step == 2 * OVERFIT["eval_every"]:
+            signal.raise_signal(signal.SIGINT)
+        return is_best
+
+    monkeypatch.setattr(Validation, "add", interrupting)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was ignored
+    try:
+        found = train(tmp_path / "run", train={**OVERFIT, "keep": "best"})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found.summary["interrupted"]
+    assert evaluate_run(found.directory, split="valid")["valid"] == found.summary["valid"]
+    lines = [json.loads(line) for line in (found.directory / "metrics.jsonl").read_text().splitlines()]
+    by_step = {line["step"]: line["auc"] for line in lines if line["kind"] == "valid"}
+    assert found.summary["valid"]["auc"] == max(by_step.values()) == by_step[found.summary["kept_step"]]

@@ -204,16 +204,16 @@ class Trainer:
         """
         test = None
         if interrupted:
-            return valid, test, True
+            return self._results_of_kept(valid), test, True
         try:
             if self._validated_at != step:
                 valid = self._validate(step)
-            if self._keeps_best:
-                valid = self._restore_best(step)
+            if self._keeps_best and self._validation.best_step != step:
+                self.restore()
             test = self.evaluate("test", step)
         except KeyboardInterrupt:
             interrupted = True
-        return valid, test, interrupted
+        return self._results_of_kept(valid), test, interrupted
 
     @property
     def _keeps_best(self) -> bool:
@@ -223,16 +223,15 @@ class Trainer:
         """Evaluate on the validation split, and keep the model if it is the best so far and the best is wanted."""
         result = self.evaluate("valid", step)
         self._validated_at = step
-        if result is not None and self._validation.add(step, result) and self._keeps_best:
-            self.after_training()
+        with defer_sigint():  # what is known as the best is saved
+            if result is not None and self._validation.add(step, result) and self._keeps_best:
+                self.after_training()
         return result
 
-    def _restore_best(self, step: int) -> dict[str, float] | None:
-        """Bring the best model back, if it is not the one of the last step. Returns its results on validation."""
+    def _results_of_kept(self, last: dict[str, float] | None) -> dict[str, float] | None:
+        """The results on the validation split of the model that is kept: the last ones, or the best."""
         best = self._validation.best
-        if best is not None and self._validation.best_step != step:
-            self.restore()
-        return None if best is None else dict(best)
+        return dict(best) if self._keeps_best and best is not None else last
 
     def evaluate(self, split: str, step: int) -> dict[str, float] | None:
         """AUC, log loss and accuracy on a split, None if it has no samples. Calls the observers and the strategy."""
